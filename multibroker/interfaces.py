@@ -1,0 +1,140 @@
+"""The seams: storage, sessions, and what makes a wire a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+from zope.interface import Attribute, Interface
+
+from multibroker.records import Bundle, Chunk, TopicDescription
+from multibroker.topicconfig import TopicConfig
+
+if TYPE_CHECKING:
+    from multibroker.services import Services
+
+
+class IStorage(Interface):
+    """A durable log of topics and partitions. Every result is a Deferred.
+
+    Nothing here assumes local files: positions are sequence numbers, appends and reads are
+    batches. `multibroker.storage.local` and `multibroker.storage.memory` implement it; one
+    contract suite (tests/storage/contract.py) is run against each.
+    """
+
+    def open(listener: IStorageListener) -> Deferred[Sequence[TopicDescription]]:
+        """Recover, and start; the result describes all topics.
+
+        `listener` is an IStorageListener: it hears of everything that becomes visible
+        afterwards, in order and always before the Deferred of the call that caused it fires.
+        """
+
+    def close() -> Deferred[None]:
+        """Deferred[None] when everything accepted is stored and synced; idempotent."""
+
+    def create_topic(
+        name: bytes, partitions: int, config: TopicConfig
+    ) -> Deferred[TopicDescription]:
+        """Deferred[TopicDescription]; TopicExists, BadTopicName, LimitExceeded, StorageError."""
+
+    def configure_topic(name: bytes, config: TopicConfig) -> Deferred[TopicDescription]:
+        """Use another TopicConfig from now on. Deferred[TopicDescription]; UnknownTopic."""
+
+    def delete_topic(name: bytes) -> Deferred[None]:
+        """Deferred[None] when no trace is left; UnknownTopic."""
+
+    def describe_topic(name: bytes) -> Deferred[TopicDescription]:
+        """Deferred[TopicDescription] as of now, sizes included; UnknownTopic."""
+
+    def append(topic: bytes, partition: int, bundles: Sequence[Bundle]) -> Deferred[int]:
+        """Append a Sequence[Bundle] to one partition: all of them or none, in one write.
+
+        Deferred[int] with the first sequence number, fired when they are stored as the fsync
+        policy demands; readers see them from then on. Calls take effect in call order.
+        UnknownTopic, UnknownPartition, SequenceConflict (a sparse bundle whose first number
+        is taken), StorageError.
+        """
+
+    def append_atomically(
+        appends: Sequence[tuple[bytes, int, Sequence[Bundle]]],
+    ) -> Deferred[list[int]]:
+        """Append a Sequence[tuple[topic, partition, Sequence[Bundle]]]: all or none.
+
+        Deferred[list[int]] of first sequence numbers. All of it becomes visible at once, also
+        when the process is killed in the middle.
+        """
+
+    def read(topic: bytes, partition: int, seq: int, size_bytes: int) -> Deferred[Chunk]:
+        """Deferred[Chunk] from the bundle that holds `seq` (or, in a hole, the next one) on.
+
+        Whole bundles, at least one, and no more than `size_bytes` beyond the first; may be
+        less. `seq` == last + 1 gives an empty chunk. SequenceOutOfRange, CorruptRange,
+        UnknownTopic, UnknownPartition.
+        """
+
+    def find_time(topic: bytes, partition: int, timestamp_ms: int) -> Deferred[int]:
+        """Deferred[int]: the first sequence number at or after which no message is older.
+
+        last + 1 when all are older. May point at the first message of the bundle that holds
+        the message.
+        """
+
+
+class IStorageListener(Interface):
+    """What storage tells the broker. Called in the reactor; must not raise."""
+
+    def topic_changed(description: TopicDescription) -> None:
+        """A topic was created or configured (TopicDescription)."""
+
+    def topic_deleted(name: bytes) -> None:
+        """The topic is gone."""
+
+    def appended(chunk: Chunk) -> None:
+        """`chunk` (a Chunk) is stored and visible."""
+
+    def trimmed(topic: bytes, partition: int, first_seq: int) -> None:
+        """Retention removed everything before `first_seq`."""
+
+
+class ISessions(Interface):
+    """Resumable message streams for clients that come and go (reliable.md, Session API).
+
+    `state` and message data are opaque JSON values. All methods but `register` fail with
+    multibroker.sessions.errors.UnknownSession for a uuid that is not known or has expired.
+    """
+
+    def register(uuid: str, state: Any) -> Deferred[None]:
+        """Start afresh: store the initial state, drop what was there. Deferred[None]."""
+
+    def disconnect(uuid: str) -> Deferred[None]:
+        """The client went away: its expiry starts now. Deferred[None]."""
+
+    def put(uuid: str, transform: Callable[[Any], tuple[Any, Any]]) -> Deferred[Any]:
+        """`transform(state) -> (data, new state)`, stored as one atomic unit.
+
+        Deferred[Message] once message and state are stored.
+        """
+
+    def after(uuid: str, id: int) -> Deferred[Any]:
+        """Deferred[Message | None]: the stored message right after `id`."""
+
+    def ack(uuid: str, id: int) -> Deferred[None]:
+        """Everything up to `id` may be forgotten. Deferred[None]."""
+
+
+class IWire(Interface):
+    """A protocol as a plugin (design decision 7): instances are found in twisted.plugins."""
+
+    name = Attribute("""The option, the configuration section and the label: "figg".""")
+    title = Attribute("""One line for --help.""")
+    default_endpoints = Attribute("""Endpoint strings of the embedded default.""")
+    settings = Attribute("""Sequence[multibroker.config.Setting] of this wire.""")
+
+    def factory(services: Services) -> Any:
+        """A Deferred or plain IProtocolFactory that serves this wire.
+
+        `services` is a multibroker.services.Services. If the factory also provides
+        `stopServing() -> Deferred`, it is called when listening has stopped, to finish what
+        is in flight.
+        """
