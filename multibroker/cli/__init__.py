@@ -1,0 +1,1 @@
+"""The `multibroker` command. Each subcommand is a module with `add_arguments` and `run`."""
