@@ -53,9 +53,8 @@ def run(options: list[str], names: list[str], number: int) -> Counter[str]:
 
 def parse(summary: str) -> Counter[str]:
     """`failures=1, successes=20` as counts."""
-    return Counter(
-        {key: int(value) for key, value in (item.split("=") for item in summary.split(", ") if item)}
-    )
+    pairs = (item.split("=") for item in summary.split(", ") if item)
+    return Counter({key: int(value) for key, value in pairs})
 
 
 def main(wanted: list[str]) -> int:

@@ -14,22 +14,23 @@ def react(main: Callable[[Any], Coroutine[Deferred[Any], Any, int]]) -> int:
 
     The reactor can run only once in a process, which suits a command.
     """
-    from twisted.internet import reactor
+    from twisted.internet import reactor as installed
 
+    reactor: Any = installed
     outcome: list[int | Failure] = []
 
     def begin() -> None:
         task = Deferred.fromCoroutine(main(reactor))
-        reactor.addSystemEventTrigger("before", "shutdown", task.cancel)  # type: ignore[attr-defined]
+        reactor.addSystemEventTrigger("before", "shutdown", task.cancel)
         task.addBoth(finish)
 
     def finish(result: int | Failure) -> None:
         outcome.append(result)
-        if reactor.running:  # type: ignore[attr-defined]
-            reactor.stop()  # type: ignore[attr-defined]
+        if reactor.running:
+            reactor.stop()
 
-    reactor.callWhenRunning(begin)  # type: ignore[attr-defined]
-    reactor.run()  # type: ignore[attr-defined]
+    reactor.callWhenRunning(begin)
+    reactor.run()
     result = outcome[0] if outcome else 130
     if isinstance(result, Failure):
         if result.check(CancelledError):
