@@ -37,10 +37,17 @@ EXTRA = 0x80  # named by the original's documents, written and read by none of i
 
 HAVE_KEY, SAME_TIMESTAMP, NEXT_SEQ = 1, 2, 4
 
+MESSAGE_BYTES_MIN = 2
+"""Flags and length of an empty message that shares the timestamp."""
+
 MESSAGE_SET_BYTES_MAX = 256 * 2**20
 """No frame can bring more, so no compressed set may unfold to more."""
 
 _U64 = struct.Struct("<Q")
+_SINGLE_FLAGS = bytes((1 << COUNT_SHIFT, 0))
+# bundle length, bundle flags, message flags, timestamp, payload length: all lengths below 128
+_SINGLE = struct.Struct("<BBBQB")
+SINGLE_OVERHEAD = _SINGLE.size - 1
 _SAME = bytes((SAME_TIMESTAMP,))
 # flags and length of a key-less message with the timestamp of the one before, by length
 _SMALL_HEADS = [_SAME + varint(size) for size in range(16384)]
@@ -99,6 +106,9 @@ def _read_header(data: bytes, position: int, end: int) -> BundleHeader:
 
 def check(data: bytes, start: int = 0) -> tuple[Bundle, int]:
     """The framed bundle at `start`, checked in full, and the position after it."""
+    single = _check_single(data, start)
+    if single is not None:
+        return single, start + len(single.framed)
     header = read_header(data, start)
     newest_ms = _check_messages(data, header)
     framed = data[start : header.end]
@@ -106,6 +116,17 @@ def check(data: bytes, start: int = 0) -> tuple[Bundle, int]:
         Bundle(framed, header.messages, newest_ms, header.first_seq, header.last_seq),
         header.end,
     )
+
+
+def _check_single(data: bytes, start: int) -> Bundle | None:
+    """The bundle of one short key-less message, which a pipelining client sends by the million."""
+    if data[start + 1 : start + 3] != _SINGLE_FLAGS or len(data) - start < _SINGLE.size:
+        return None
+    size, _, _, timestamp_ms, payload_size = _SINGLE.unpack_from(data, start)
+    end = start + 1 + size
+    if size > 0x7F or size != payload_size + SINGLE_OVERHEAD or end > len(data):
+        return None
+    return Bundle(data[start:end], 1, timestamp_ms)
 
 
 def _check_messages(data: bytes, header: BundleHeader) -> int:
@@ -147,8 +168,9 @@ def _decode_bundle(data: bytes, header: BundleHeader, next_seq: int) -> Records:
         records = _read_messages(data, position, end, header)
         records.seqs = seqs
         return records
-    size = run.size
-    payloads = [data[i : i + size] for i in range(run.start, end, run.stride)]
+    size, others = run.size, header.messages - 1
+    starts = range(run.start, run.start + others * run.stride, run.stride)
+    payloads = [data[i : i + size] for i in starts]
     payloads.insert(0, run.first)
     return Records(seqs, [run.timestamp_ms] * header.messages, payloads)
 
@@ -227,6 +249,8 @@ def _uniform_run(data: bytes, position: int, end: int, count: int) -> _UniformRu
 def _read_messages(data: bytes, position: int, end: int, header: BundleHeader) -> Records:
     """Any message set, one message at a time. `seqs` is empty unless the bundle is sparse."""
     count, last_index = header.messages, header.messages - 1
+    if count > (end - position) // MESSAGE_BYTES_MIN:
+        raise BadBundle(f"{count} messages cannot be in {end - position} bytes")
     sparse = bool(header.first_seq)
     seq = header.first_seq - 1
     timestamp_ms = 0
