@@ -15,7 +15,7 @@ help:
 	@echo "make crash-export N=50     kill and restart the Spark exporter N times"
 
 serve: $(VENV)/serve.stamp
-	@$(BIN)/multibroker serve $(ARGS)
+	@$(BIN)/multibroker serve --development $(ARGS)
 
 test: $(VENV)/test.stamp lint
 	@$(BIN)/python -m tests

@@ -130,6 +130,9 @@ class IWire(Interface):
     title = Attribute("""One line for --help.""")
     default_endpoints = Attribute("""Endpoint strings of the embedded default.""")
     settings = Attribute("""Sequence[multibroker.config.Setting] of this wire.""")
+    # Optional attributes:
+    #   early = True                      listen before recovery is done (health checks)
+    #   first_message(data_dir) -> str    a command line for newcomers, shown by `make serve`
 
     def factory(services: Services) -> Any:
         """A Deferred or plain IProtocolFactory that serves this wire.

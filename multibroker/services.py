@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multibroker.lifecycle import Lifecycle
+
 if TYPE_CHECKING:
     from multibroker.broker.broker import Broker
     from multibroker.config import Config
@@ -21,3 +23,4 @@ class Services:
     data_dir: Path
     config: Config
     settings: Mapping[str, Any]
+    lifecycle: Lifecycle
