@@ -155,7 +155,7 @@ def decode_chunk(
         next_seq = records.seqs[-1] + 1
         position = header.end
         parts.append(records)
-    return _concatenate(parts)
+    return concatenate(parts)
 
 
 def _decode_bundle(data: bytes, header: BundleHeader, next_seq: int) -> Records:
@@ -175,7 +175,8 @@ def _decode_bundle(data: bytes, header: BundleHeader, next_seq: int) -> Records:
     return Records(seqs, [run.timestamp_ms] * header.messages, payloads)
 
 
-def _concatenate(parts: list[Records]) -> Records:
+def concatenate(parts: list[Records]) -> Records:
+    """One set of columns from several, in order."""
     if len(parts) == 1:
         return parts[0]
     keys = headers = None

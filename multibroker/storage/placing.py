@@ -1,0 +1,68 @@
+"""Sequence numbers for bundles about to be appended, and the chunk that tells of them.
+
+Shared by every storage: what becomes visible must look the same wherever it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from multibroker.bundle import concatenate, decode_chunk
+from multibroker.errors import SequenceConflict, StorageError
+from multibroker.records import SEQ_MAX, Bundle, Chunk, Records
+
+
+def place(bundles: Sequence[Bundle], next_seq: int) -> tuple[list[int], int]:
+    """The first sequence number of each bundle, and the one after the last."""
+    firsts = []
+    for bundle in bundles:
+        first = bundle.first_seq
+        if not first:
+            firsts.append(next_seq)
+            next_seq += bundle.count
+        elif first < next_seq:
+            raise SequenceConflict(first, next_seq - 1)
+        else:
+            firsts.append(first)
+            next_seq = bundle.last_seq + 1
+    if next_seq > SEQ_MAX:
+        raise StorageError("the partition's sequence numbers are used up")
+    return firsts, next_seq
+
+
+@dataclass(slots=True)
+class AppendedChunk(Chunk):
+    """A chunk that has not been on disk alone: its bundles may still know their messages."""
+
+    firsts: Sequence[int] = ()
+    bundles: Sequence[Bundle] = ()
+
+    @property
+    def records(self) -> Records:
+        if self.decoded is None:
+            self.decoded = concatenate(list(map(_columns, self.firsts, self.bundles)))
+        return self.decoded
+
+
+def _columns(first: int, bundle: Bundle) -> Records:
+    records = bundle.records
+    if records is None:
+        return decode_chunk(
+            bundle.framed, first, [(first, bundle.headers)] if bundle.headers else ()
+        )
+    seqs = records.seqs if bundle.first_seq else range(first, first + bundle.count)
+    return Records(seqs, records.timestamps_ms, records.payloads, records.keys, records.headers)
+
+
+def appended_chunk(
+    topic: bytes, partition: int, firsts: Sequence[int], bundles: Sequence[Bundle], next_seq: int
+) -> AppendedChunk:
+    if len(bundles) == 1:
+        data = bundles[0].framed
+    else:
+        data = b"".join([bundle.framed for bundle in bundles])
+    headers = [(f, b.headers) for f, b in zip(firsts, bundles) if b.headers]
+    return AppendedChunk(
+        topic, partition, firsts[0], next_seq, data, headers, firsts=firsts, bundles=bundles
+    )
