@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -13,6 +13,7 @@ from multibroker.topicconfig import TopicConfig
 
 if TYPE_CHECKING:
     from multibroker.services import Services
+    from multibroker.sessions.values import BulkTransform, Json, Lines, Message, Transform
 
 
 class IStorage(Interface):
@@ -100,27 +101,61 @@ class IStorageListener(Interface):
 class ISessions(Interface):
     """Resumable message streams for clients that come and go (reliable.md, Session API).
 
-    `state` and message data are opaque JSON values. All methods but `register` fail with
-    multibroker.sessions.errors.UnknownSession for a uuid that is not known or has expired.
+    State and message data are opaque JSON. Every result is a Deferred, every failure a
+    `SessionError` of multibroker.sessions.errors: `UnknownSession` for a uuid that is not known
+    or has expired (all methods but `register`), `SessionsUnavailable` when the disk refuses.
+
+    Beside `put` and `after` stand their bulk forms: a Deferred, a JSON object and a disk write
+    per message would cost more than most messages do, so a server that wants speed asks for
+    many at once and gets them back as the very bytes that were stored.
+
+    A Deferred fires when its effect is stored as safely as the implementation promises. The
+    effects themselves are applied in the order of the calls: a caller may issue the next call
+    without waiting for the last one.
+
+    A session is connected from `register` on; `disconnect` starts its expiry; any other operation
+    connects it again. Expiry removes the session with all its messages.
     """
 
-    def register(uuid: str, state: Any) -> Deferred[None]:
-        """Start afresh: store the initial state, drop what was there. Deferred[None]."""
+    def register(uuid: str, state: Json) -> Deferred[None]:
+        """Start a session with this state and no messages.
 
-    def disconnect(uuid: str) -> Deferred[None]:
-        """The client went away: its expiry starts now. Deferred[None]."""
-
-    def put(uuid: str, transform: Callable[[Any], tuple[Any, Any]]) -> Deferred[Any]:
-        """`transform(state) -> (data, new state)`, stored as one atomic unit.
-
-        Deferred[Message] once message and state are stored.
+        A known uuid starts afresh as long as none of its messages was acknowledged; after that
+        it fails with `SessionInUse`. `TooManySessions` when there is no room.
         """
 
-    def after(uuid: str, id: int) -> Deferred[Any]:
-        """Deferred[Message | None]: the stored message right after `id`."""
+    def disconnect(uuid: str) -> Deferred[None]:
+        """The client is gone: forget the session after the expiry time, unless it comes back."""
+
+    def put(uuid: str, transform: Transform) -> Deferred[Message]:
+        """Make the next message from the state; store it and the new state as one atomic unit.
+
+        What `transform` raises comes back as the failure, and nothing has changed.
+        `TooManyUnacknowledged` when the session may not hold another message.
+        """
+
+    def put_many(uuid: str, transform: BulkTransform, count: int) -> Deferred[Lines]:
+        """Make up to `count` messages; store them and the state after them as one atomic unit.
+
+        Fewer than `count` (even none) come back only if the transform gives fewer.
+        `TooManyUnacknowledged` when the session may not hold `count` more messages.
+        """
+
+    def after(uuid: str, id: int) -> Deferred[Message | None]:
+        """The stored message immediately after `id`, or None when there is none yet."""
+
+    def after_many(uuid: str, id: int, bytes_max: int) -> Deferred[Lines]:
+        """The stored messages after `id`, about `bytes_max` bytes of them, at least one if any.
+
+        An empty result (`count` 0) says that `id` is the last message. Both forms fail with
+        `UnknownMessage` above the last message and `OutOfOrderAck` below the last acknowledged.
+        """
 
     def ack(uuid: str, id: int) -> Deferred[None]:
-        """Everything up to `id` may be forgotten. Deferred[None]."""
+        """The client has everything up to `id`; those messages may be forgotten.
+
+        `UnknownMessage` above the last message, `OutOfOrderAck` below an earlier ack.
+        """
 
 
 class IWire(Interface):
