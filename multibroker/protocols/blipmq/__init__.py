@@ -1,0 +1,1 @@
+"""BlipMQ: authenticated queues with quality of service. See docs/protocols/blipmq.md."""
