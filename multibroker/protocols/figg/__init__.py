@@ -1,0 +1,1 @@
+"""Figg: pub/sub over TCP where a reader resumes exactly where it left off."""
