@@ -1,9 +1,10 @@
 """What every wire's connection has in common: limits, timeouts, back-pressure, and an end.
 
 A wire's server subclasses `WireProtocol` and implements `bytes_received`; it may override
-`output_paused` and `output_resumed` to hold back and continue its subscriptions. While the
-peer does not read what we wrote, we do not read what it sends either, so that a connection
-costs no more than its write buffer limit plus one read.
+`output_paused` and `output_resumed` to hold back and continue its subscriptions. A peer that
+does not read what we wrote is still heard (a ping must not wait for the end of a replay), but
+only until our answers fill a second write buffer; then we stop reading, so that a connection
+costs no more than twice its write buffer limit plus one read.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ class WireProtocol(Protocol):
     _failed = False
     _timer: IDelayedCall | None = None
     _last_received = 0.0
+    _written_while_paused = 0
 
     def connectionMade(self) -> None:
         factory = self.factory
         self.stats = factory.stats
+        self._holds: set[str] = set()
         self.peer = str(self.transport.getPeer())
         if len(factory.connections) >= factory.connections_max:
             self.stats.refused_total += 1
@@ -120,6 +123,22 @@ class WireProtocol(Protocol):
     def write(self, data: bytes) -> None:
         self.stats.bytes_out += len(data)
         self.transport.write(data)
+        if self.paused:
+            self._written_while_paused += len(data)
+            if self._written_while_paused > self.factory.write_buffer_bytes:
+                self.hold_input("output")
+
+    def hold_input(self, reason: str) -> None:
+        """Read no more from the peer until this and every other reason is released."""
+        if not self._holds:
+            self.transport.pauseProducing()
+        self._holds.add(reason)
+
+    def release_input(self, reason: str) -> None:
+        if reason in self._holds:
+            self._holds.discard(reason)
+            if not self._holds and not self._failed:
+                self.transport.resumeProducing()
 
     def fail(self, error: Exception) -> None:
         """Close because of what the peer did; the reason is logged and counted."""
@@ -169,12 +188,12 @@ class WireProtocol(Protocol):
 
     def pauseProducing(self) -> None:
         self.paused = True
-        self.transport.pauseProducing()
+        self._written_while_paused = 0
         self.output_paused()
 
     def resumeProducing(self) -> None:
         self.paused = False
-        self.transport.resumeProducing()
+        self.release_input("output")
         self.output_resumed()
 
     def stopProducing(self) -> None:
