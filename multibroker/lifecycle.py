@@ -13,10 +13,11 @@ class Phase(enum.Enum):
 
 
 class Lifecycle:
-    """The current phase, and what to call once the broker is ready."""
+    """The current phase, the (wire, address) pairs that listen, and what waits for readiness."""
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
+        self.listeners: list[tuple[str, str]] = []
         self._when_ready: list[Callable[[], None]] = []
 
     def when_ready(self, callback: Callable[[], None]) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The broker, the reactor and the settings; `settings` are the wire's own section."""
+    """The broker, the reactor and the settings; `settings` are the wire's own section.
+
+    `factories` holds the factories of all wires that serve, by name, as they come to be built.
+    """
 
     broker: Broker
     reactor: Any
@@ -24,3 +27,4 @@ class Services:
     config: Config
     settings: Mapping[str, Any]
     lifecycle: Lifecycle
+    factories: Mapping[str, Any]

@@ -60,6 +60,9 @@ class WireProtocol(Protocol):
     transport: Any  # ITransport does not name the producer half that every stream has
     peer = ""
     paused = False
+    bytes_in = 0
+    bytes_out = 0
+    opened_at = 0.0
     _first_frame_seen = False
     _failed = False
     _timer: IDelayedCall | None = None
@@ -71,6 +74,7 @@ class WireProtocol(Protocol):
         self.stats = factory.stats
         self._holds: set[str] = set()
         self.peer = str(self.transport.getPeer())
+        self.opened_at = self._last_received = factory.clock.seconds()
         if len(factory.connections) >= factory.connections_max:
             self.stats.refused_total += 1
             self.log.warn(
@@ -108,6 +112,7 @@ class WireProtocol(Protocol):
         if self._failed:
             return
         self.stats.bytes_in += len(data)
+        self.bytes_in += len(data)
         self._last_received = self.factory.clock.seconds()
         try:
             self.bytes_received(data)
@@ -122,6 +127,7 @@ class WireProtocol(Protocol):
 
     def write(self, data: bytes) -> None:
         self.stats.bytes_out += len(data)
+        self.bytes_out += len(data)
         self.transport.write(data)
         if self.paused:
             self._written_while_paused += len(data)
@@ -139,6 +145,10 @@ class WireProtocol(Protocol):
             self._holds.discard(reason)
             if not self._holds and not self._failed:
                 self.transport.resumeProducing()
+
+    def position_text(self) -> str:
+        """Where this connection stands, for the operator's list of connections."""
+        return ""
 
     def fail(self, error: Exception) -> None:
         """Close because of what the peer did; the reason is logged and counted."""
