@@ -174,5 +174,5 @@ class IWire(Interface):
 
         `services` is a multibroker.services.Services. If the factory also provides
         `stopServing() -> Deferred`, it is called when listening has stopped, to finish what
-        is in flight.
+        is in flight; if it provides `reload()`, SIGHUP calls it.
         """
