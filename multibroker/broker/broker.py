@@ -1,12 +1,197 @@
-"""The broker core: all that a wire may call."""
+"""The broker core: all that a wire may call. The contract is in docs/architecture.md."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from multibroker.broker.pending import Pending
+from multibroker.broker.settings import Limits
 from multibroker.broker.stats import Stats
+from multibroker.broker.subscription import Receiver, Replay, Subscription
+from multibroker.broker.tail import Watch
+from multibroker.broker.topics import Topic, Topics
+from multibroker.errors import MultibrokerError, UnknownTopic
+from multibroker.interfaces import IStorage, IStorageListener
+from multibroker.records import Bundle, Chunk, TopicDescription
+from multibroker.topicconfig import TopicConfig
 
 
+@implementer(IStorageListener)
 class Broker:
-    """See docs/architecture.md for the contract that is being filled in here."""
+    """One broker on one storage. `start()` before anything else, `stop()` at the end."""
 
-    def __init__(self) -> None:
-        self.stats = Stats()
+    log = Logger()
+
+    def __init__(
+        self,
+        storage: IStorage,
+        clock: Any,
+        limits: Limits = Limits(),
+        stats: Stats | None = None,
+    ) -> None:
+        self.stats = stats or Stats()
+        self.storage = storage
+        self.clock = clock
+        self.limits = limits
+        self._topics = Topics(storage, limits, self.stats)
+        self._pending = Pending(storage, self._topics)
+        self._replay = Replay(storage, clock, limits.read_chunk_bytes, limits.held_bytes_max)
+        # Looked at for every batch that is published.
+        self._known = self._topics.known
+        self._queues = self._pending.queues
+        self._append = storage.append
+
+    def start(self) -> Deferred[None]:
+        """Open the storage; fires when everything that was stored is known again."""
+        return Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        self._topics.recovered(await self.storage.open(self))
+
+    def stop(self) -> Deferred[None]:
+        """Fires when everything accepted is stored and the storage is closed."""
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        await self.storage.close()
+
+    # Topics.
+
+    def topic(self, name: bytes) -> Topic | None:
+        return self._known.get(name)
+
+    def topics(self, internal: bool = False) -> Sequence[Topic]:
+        return self._topics.all(internal)
+
+    def create_topic(
+        self, name: bytes, partitions: int = 1, config: TopicConfig | None = None
+    ) -> Deferred[Topic]:
+        """TopicExists, BadTopicName, LimitExceeded, StorageError."""
+        return self._topics.create(name, partitions, config)
+
+    def configure_topic(self, name: bytes, pairs: Mapping[str, str]) -> Deferred[Topic]:
+        """Change some keys of the topic's configuration. UnknownTopic, ConfigError."""
+        return self._topics.configure(name, pairs)
+
+    def delete_topic(self, name: bytes) -> Deferred[None]:
+        """Its subscriptions and consumers end with UnknownTopic."""
+        return self._topics.delete(name)
+
+    def describe_topic(self, name: bytes) -> Deferred[TopicDescription]:
+        """As storage sees it, with sizes."""
+        if name not in self._known:
+            return fail(UnknownTopic(name))
+        return self.storage.describe_topic(name)
+
+    # Publishing.
+
+    def publish(
+        self, topic: bytes, bundles: Sequence[Bundle], partition: int = 0, create: bool = True
+    ) -> Deferred[int]:
+        """Append in the order of the calls; fires with the first seq when it is stored."""
+        if topic in self._known and not self._queues:
+            return self._append(topic, partition, bundles)
+        return self._publish_in_turn(topic, bundles, partition, create)
+
+    def _publish_in_turn(
+        self, topic: bytes, bundles: Sequence[Bundle], partition: int, create: bool
+    ) -> Deferred[int]:
+        if topic not in self._queues:
+            if topic in self._known:
+                return self._append(topic, partition, bundles)
+            if not create:
+                return fail(UnknownTopic(topic))
+        return self._pending.publish(topic, partition, bundles)
+
+    # Reading.
+
+    def read(
+        self, topic: bytes, seq: int, size_bytes: int, partition: int = 0
+    ) -> Deferred[Chunk]:
+        """See IStorage.read."""
+        known = self._known.get(topic)
+        if known is None:
+            return fail(UnknownTopic(topic))
+        reading: Deferred[Chunk] = self.storage.read(topic, partition, seq, size_bytes)
+        return reading.addCallback(_count_out, known)
+
+    def find_time(self, topic: bytes, timestamp_ms: int, partition: int = 0) -> Deferred[int]:
+        """See IStorage.find_time."""
+        if topic not in self._known:
+            return fail(UnknownTopic(topic))
+        return self.storage.find_time(topic, partition, timestamp_ms)
+
+    def watch(
+        self,
+        topic: bytes,
+        partition: int,
+        appended: Callable[[Chunk], None],
+        ended: Callable[[Exception], None] | None = None,
+    ) -> Watch:
+        """`appended(chunk)` for each append from now on; `ended(error)` if the topic goes away.
+
+        Raises UnknownTopic, UnknownPartition.
+        """
+        return self._topics.get(topic).partition(partition).watch(appended, ended)
+
+    def subscribe(
+        self,
+        topic: bytes,
+        receiver: Receiver,
+        after: int | None = None,
+        partition: int = 0,
+        create: bool = True,
+    ) -> Deferred[Subscription]:
+        """Replay what comes after `after` (None: nothing), then live. Starts paused."""
+        known = self._known.get(topic)
+        if known is None:
+            if not create:
+                return fail(UnknownTopic(topic))
+            ensured = self._topics.ensure(topic)
+            return ensured.addCallback(self._subscribe, receiver, after, partition)
+        try:
+            return succeed(self._subscribe(known, receiver, after, partition))
+        except MultibrokerError as error:
+            return fail(error)
+
+    def _subscribe(
+        self, topic: Topic, receiver: Receiver, after: int | None, index: int
+    ) -> Subscription:
+        partition = topic.partition(index)
+        if after is None:
+            after = partition.last
+        after = max(min(after, partition.last), partition.first - 1)
+        return Subscription(topic, partition, receiver, after, self._replay)
+
+    # IStorageListener.
+
+    def topic_changed(self, description: TopicDescription) -> None:
+        self._topics.changed(description)
+
+    def topic_deleted(self, name: bytes) -> None:
+        self._topics.deleted(name)
+
+    def appended(self, chunk: Chunk) -> None:
+        topic = self._known.get(chunk.topic) or self._topics.internal.get(chunk.topic)
+        if topic is None:
+            return
+        stats = topic.stats
+        stats.messages_in += chunk.next_seq - chunk.first_seq
+        stats.bytes_in += len(chunk.data)
+        topic.partitions[chunk.partition].appended(chunk)
+
+    def trimmed(self, topic: bytes, partition: int, first_seq: int) -> None:
+        known = self._topics.find(topic)
+        if known is not None:
+            known.partitions[partition].trimmed(first_seq)
+
+
+def _count_out(chunk: Chunk, topic: Topic) -> Chunk:
+    topic.stats.messages_out += chunk.next_seq - chunk.first_seq
+    topic.stats.bytes_out += len(chunk.data)
+    return chunk
