@@ -60,6 +60,9 @@ class TopicStats:
 
 @dataclass(slots=True)
 class StorageStats:
+    """`refusing` is set while the disk does not take writes, and cleared by one that succeeds."""
+
+    refusing: bool = False
     appends: int = 0
     sync_us: Histogram = field(default_factory=Histogram)
     sync_batches: Histogram = field(default_factory=Histogram)
