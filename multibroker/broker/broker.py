@@ -9,12 +9,13 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from multibroker.broker.pending import Pending
+from multibroker.broker.pending import Appends, Pending
 from multibroker.broker.settings import Limits
 from multibroker.broker.stats import Stats
 from multibroker.broker.subscription import Receiver, Replay, Subscription
 from multibroker.broker.tail import Watch
 from multibroker.broker.topics import Topic, Topics
+from multibroker.broker.transactions import Transaction
 from multibroker.errors import MultibrokerError, UnknownTopic
 from multibroker.interfaces import IStorage, IStorageListener
 from multibroker.records import Bundle, Chunk, TopicDescription
@@ -107,6 +108,24 @@ class Broker:
             if not create:
                 return fail(UnknownTopic(topic))
         return self._pending.publish(topic, partition, bundles)
+
+    def transaction(self) -> Transaction:
+        return Transaction(
+            self._append_atomically,
+            self._check_writable,
+            self.clock,
+            self.limits.transaction_bytes_max,
+        )
+
+    def _append_atomically(self, appends: Appends) -> Deferred[list[int]]:
+        known, queues = self._known, self._queues
+        if all(topic in known and topic not in queues for topic, _, _ in appends):
+            return self.storage.append_atomically(appends)
+        return self._pending.commit(appends)
+
+    def _check_writable(self, topic: bytes) -> None:
+        if topic not in self._known:
+            self._topics.check_name(topic)
 
     # Reading.
 

@@ -24,13 +24,14 @@ def batch(*payloads: bytes, **more: Any) -> list[Bundle]:
 class SlowStorage(MemoryStorage):
     """Reads take effect at once, but their results come only when the test says so.
 
-    `create_slowly` does the same to the creation of topics.
+    With `create_slowly` the creation of a topic happens, or fails, only then.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.slow = False
         self.create_slowly = False
+        self.create_failure: Exception | None = None
         self.waiting: deque[Callable[[], None]] = deque()
 
     def read(self, *args: Any) -> Deferred[Chunk]:
@@ -41,7 +42,14 @@ class SlowStorage(MemoryStorage):
             return super().create_topic(*args)
         result: Deferred[Any] = Deferred()
         create = super().create_topic
-        self.waiting.append(lambda: create(*args).chainDeferred(result))
+
+        def answer() -> None:
+            if self.create_failure is not None:
+                result.errback(self.create_failure)
+            else:
+                create(*args).chainDeferred(result)
+
+        self.waiting.append(answer)
         return result
 
     def _later(self, ready: Deferred[Any]) -> Deferred[Any]:
