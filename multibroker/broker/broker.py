@@ -208,6 +208,9 @@ class Broker:
         known = self._topics.find(topic)
         if known is not None:
             known.partitions[partition].trimmed(first_seq)
+            # How much went away, storage alone knows.
+            described = self.storage.describe_topic(topic)
+            described.addCallbacks(known.measured, lambda _: None)
 
 
 def _count_out(chunk: Chunk, topic: Topic) -> Chunk:

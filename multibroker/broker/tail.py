@@ -43,6 +43,7 @@ class Partition:
         "first",
         "last",
         "kept_from",
+        "size_bytes",
         "watches",
         "_announcing",
         "_behind",
@@ -54,6 +55,7 @@ class Partition:
         self.first = holds.first
         self.last = holds.last
         self.kept_from = holds.first
+        self.size_bytes = holds.size_bytes
         self.watches: dict[Watch, None] = {}
         self._announcing = False
         self._behind: deque[Chunk] = deque()
@@ -87,6 +89,7 @@ class Partition:
         if self.last < self.first:
             self.first = chunk.first_seq
         self.last = chunk.next_seq - 1
+        self.size_bytes += len(chunk.data)
         for watch in list(self.watches):
             if watch.appended is None:
                 continue

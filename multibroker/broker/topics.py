@@ -43,6 +43,11 @@ class Topic:
         for index in range(len(self.partitions), len(description.partitions)):
             self.partitions.append(Partition(self.name, index, description.partitions[index]))
 
+    def measured(self, description: TopicDescription) -> None:
+        """Take over the sizes that storage found."""
+        for partition, holds in zip(self.partitions, description.partitions):
+            partition.size_bytes = holds.size_bytes
+
     def partition(self, index: int) -> Partition:
         """Raises UnknownPartition."""
         if not 0 <= index < len(self.partitions):
