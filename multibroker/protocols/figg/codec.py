@@ -39,7 +39,7 @@ from multibroker.protocols.figg.messages import (
 from multibroker.records import Chunk
 
 PAYLOAD_BYTES_MAX = 16 * 2**20
-TOPIC_BYTES_MAX = 1024
+TOPIC_BYTES_MAX = 255
 BLOCK = 32
 
 _HEADER = struct.Struct(">HHI")  # type, version, payload size
