@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
+from twisted.plugin import IPlugin
 from zope.interface import Attribute, Interface
 
 from multibroker.records import Bundle, Chunk, TopicDescription
@@ -158,7 +159,7 @@ class ISessions(Interface):
         """
 
 
-class IWire(Interface):
+class IWire(IPlugin):
     """A protocol as a plugin (design decision 7): instances are found in twisted.plugins."""
 
     name = Attribute("""The option, the configuration section and the label: "figg".""")

@@ -119,7 +119,8 @@ class BrokerOptions(usage.Options):
             self.settings = build(sections(self.wires), self.given, document, FREE_TABLES)
             declared_topics(self.settings)
         except ConfigError as error:
-            raise usage.UsageError(str(error)) from None
+            # A UsageError would bury this line under the list of all options.
+            raise SystemExit(f"multibroker: {error}") from None
 
 
 def options_class(wires: Sequence[Any]) -> type[BrokerOptions]:
