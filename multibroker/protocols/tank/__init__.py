@@ -1,0 +1,1 @@
+"""TANK: the log protocol of the original broker of that name (docs/protocols/tank.md)."""
