@@ -97,13 +97,15 @@ class ReplicaId:
 class PublishRun:
     """Consecutive publishes of one plain bundle each to the same partition.
 
-    `request_ids` are the raw four bytes each, which is all that an answer needs.
+    `request_ids` are the raw four bytes each, which is all that an answer needs; `size_bytes`
+    is how long the frames are together.
     """
 
     topic: bytes
     partition: int
     request_ids: list[bytes]
     bundles: list[Bundle]
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,10 @@ class ProduceTopic:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """`with_seqnum` makes it a ProduceWithSeqnum frame, which has room for `base_seq`."""
+    """`with_seqnum` makes it a ProduceWithSeqnum frame, which has room for `base_seq`.
+
+    `size_bytes` is the length of the payload it was decoded from.
+    """
 
     request_id: int
     topics: Sequence[ProduceTopic]
@@ -132,6 +137,7 @@ class Produce:
     acks: int = 0
     ack_timeout: int = 0
     with_seqnum: bool = False
+    size_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,16 @@ class RunReader:
             run = PublishRun(self._topic, self._partition, [], [])
             after = self._follow(run, data, position)
             if after != position:
+                run.size_bytes = after - position
                 return run, after
         produce = decode_produce(data[position + FRAME_HEAD_BYTES : end])
         single = self._remember(produce, data, position, end)
         if single is None:
             return produce, end
-        run = PublishRun(
-            self._topic, self._partition, [_request_id(data, position)], [single]
-        )
-        return run, self._follow(run, data, end)
+        run = PublishRun(self._topic, self._partition, [_request_id(data, position)], [single])
+        after = self._follow(run, data, end)
+        run.size_bytes = after - position
+        return run, after
 
     def _remember(
         self, produce: Produce, data: bytes, position: int, end: int
@@ -132,7 +133,9 @@ def decode_produce(payload: bytes, with_seqnum: bool = False) -> Produce:
             ProduceTopic(name, [_read_partition(reader, with_seqnum) for _ in range(count)])
         )
     reader.end()
-    return Produce(request_id, topics, client_id, version, acks, ack_timeout, with_seqnum)
+    return Produce(
+        request_id, topics, client_id, version, acks, ack_timeout, with_seqnum, len(payload)
+    )
 
 
 def _read_partition(reader: FieldReader, with_seqnum: bool) -> ProducePartition:

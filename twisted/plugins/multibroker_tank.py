@@ -1,0 +1,3 @@
+from multibroker.protocols.tank.plugin import TankWire
+
+tank = TankWire()
