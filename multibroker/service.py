@@ -117,7 +117,8 @@ class BrokerService(Service):
         self.lifecycle.ready()
         self.log.info("ready")
         if self.welcome is not None:
-            print(self.welcome(), flush=True)
+            # twistd turns sys.stdout into log lines; this is for a person.
+            print(self.welcome(), file=sys.__stdout__, flush=True)
 
     async def _declare(self, topic: DeclaredTopic) -> None:
         if self.broker.topic(topic.name) is None:
@@ -156,8 +157,7 @@ class BrokerService(Service):
 
     def _start_failed(self, failure: Any) -> None:
         if failure.check(MultibrokerError, CannotListenError):
-            print(f"multibroker: {describe(failure.value)}", file=sys.stderr, flush=True)
-            self.log.error("cannot start: {reason}", reason=describe(failure.value))
+            self.log.critical("cannot start: {reason}", reason=describe(failure.value))
         else:
             self.log.failure("cannot start", failure)
         exit_with(1)
