@@ -2,12 +2,11 @@
 
 from multibroker.interfaces import ISessions
 from multibroker.sessions.book import Bounds
-from multibroker.sessions.commit import ALWAYS, NEVER, SyncPolicy
 from multibroker.sessions.durable import DurableSessions
 from multibroker.sessions.memory import MemorySessions
 from multibroker.sessions.values import BulkTransform, Json, Lines, Message, Transform
 
 __all__ = [
-    "ALWAYS", "NEVER", "Bounds", "BulkTransform", "DurableSessions", "ISessions", "Json", "Lines",
-    "MemorySessions", "Message", "SyncPolicy", "Transform",
+    "Bounds", "BulkTransform", "DurableSessions", "ISessions", "Json", "Lines",
+    "MemorySessions", "Message", "Transform",
 ]

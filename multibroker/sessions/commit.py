@@ -1,13 +1,12 @@
 """Group commit: whatever was appended while the disk was busy shares the next sync.
 
-The write to the page cache happens in the reactor, the sync in a thread. With `ALWAYS` a waiter
-is told after the sync that covers it; otherwise after the write.
+The write to the page cache happens in the reactor, the sync in a thread. With fsync `always` a
+waiter is told after the sync that covers it; otherwise after the write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
@@ -16,31 +15,22 @@ from twisted.python.failure import Failure
 
 from multibroker.sessions.errors import SessionsUnavailable
 from multibroker.sessions.journal import Journal, sync
+from multibroker.storage.fsync import Fsync, FsyncPolicy
 
 T = TypeVar("T")
 InThread = Callable[[Callable[[], None]], Deferred[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class SyncPolicy:
-    """`interval_ms` None: sync before answering; 0: leave it to the kernel; else in between."""
-
-    interval_ms: int | None = None
-
-
-ALWAYS = SyncPolicy(None)
-NEVER = SyncPolicy(0)
 
 
 class GroupCommit:
     """Fires Deferreds, in the order of their `wait`s, once the journal holds what came before."""
 
     def __init__(self, journal: Journal, clock: IReactorTime, in_thread: InThread,
-                 policy: SyncPolicy, broken: Callable[[Exception], None]) -> None:
+                 policy: FsyncPolicy, broken: Callable[[Exception], None]) -> None:
         self._journal = journal
         self._clock = clock
         self._in_thread = in_thread
-        self._policy = policy
+        self._always = policy.kind is Fsync.ALWAYS
+        self._interval_secs = policy.interval_ms / 1000
         self._broken = broken
         self._waiting: list[tuple[Deferred[Any], Any]] = []
         self._barriers: list[Deferred[None]] = []
@@ -59,13 +49,13 @@ class GroupCommit:
         return waiter
 
     def _behind(self) -> bool:
-        if self._policy.interval_ms is None:
+        if self._always:
             return self._syncing or self._journal.dirty
         return self._journal.pending
 
     def soon(self) -> None:
         """Write what was appended, also if nobody waits for it."""
-        if self._policy.interval_ms is not None or not self._syncing:
+        if not self._always or not self._syncing:
             self._later("write", 0, self._write)
 
     def barrier(self) -> Deferred[None]:
@@ -104,7 +94,7 @@ class GroupCommit:
         self._timers[name] = self._clock.callLater(seconds, run)
 
     def _write(self) -> None:
-        if self._policy.interval_ms is None:
+        if self._always:
             if not self._syncing:
                 self._sync()
             return
@@ -113,8 +103,8 @@ class GroupCommit:
         except OSError as error:
             self._broken(error)
             return
-        if self._policy.interval_ms:
-            self._later("sync", self._policy.interval_ms / 1000, self._sync)
+        if self._interval_secs:
+            self._later("sync", self._interval_secs, self._sync)
         waiting, self._waiting = self._waiting, []
         _fire(waiting)
 
@@ -142,7 +132,7 @@ class GroupCommit:
         _fire(waiting)
         for barrier in barriers:
             barrier.callback(None)
-        if self._barriers or (self._policy.interval_ms is None and self._journal.dirty):
+        if self._barriers or (self._always and self._journal.dirty):
             self._later("sync", 0, self._sync)
         elif self._waiting:
             self._later("write", 0, self._write)

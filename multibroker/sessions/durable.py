@@ -31,7 +31,7 @@ from multibroker.sessions.book import (
     one_at_a_time,
 )
 from multibroker.sessions.cleaner import Cleaner
-from multibroker.sessions.commit import ALWAYS, GroupCommit, InThread, SyncPolicy
+from multibroker.sessions.commit import GroupCommit, InThread
 from multibroker.sessions.errors import SessionsUnavailable
 from multibroker.sessions.expiry import Expiry
 from multibroker.sessions.journal import Journal, Place
@@ -48,6 +48,7 @@ from multibroker.sessions.record import (
 )
 from multibroker.sessions.recovery import Recovery
 from multibroker.sessions.values import BulkTransform, Json, Lines, Message, Transform
+from multibroker.storage.fsync import FsyncPolicy
 
 T = TypeVar("T")
 
@@ -60,14 +61,14 @@ class DurableSessions:
 
     def __init__(self, directory: Path, clock: IReactorTime, in_thread: InThread, *,
                  expiry_seconds: float = 180.0, bounds: Bounds = Bounds(),
-                 policy: SyncPolicy = ALWAYS, segment_bytes: int = 32 * 1024 * 1024,
+                 fsync: FsyncPolicy = FsyncPolicy(), segment_bytes: int = 32 * 1024 * 1024,
                  wall: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._clock = clock
         self._in_thread = in_thread
         self._expiry_seconds = expiry_seconds
         self._bounds = bounds
-        self._policy = policy
+        self._fsync = fsync
         self._segment_bytes = segment_bytes
         self._wall = wall
         self._state = "closed"  # "closed" | "open" | "broken" | "closing"
@@ -89,7 +90,7 @@ class DurableSessions:
         self._disconnected: dict[int, float] = {}
         self._expiry = Expiry(self._clock, self._expiry_seconds, self._forget)
         self._commit = GroupCommit(
-            self._journal, self._clock, self._in_thread, self._policy, self._broke)
+            self._journal, self._clock, self._in_thread, self._fsync, self._broke)
         self._cleaner = Cleaner(
             self._journal, self._book, self._ledger, self._commit, self._clock,
             spare_bytes=2 * self._segment_bytes, tidy_seconds=self._expiry_seconds,

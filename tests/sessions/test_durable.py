@@ -10,8 +10,9 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from multibroker.sessions import ALWAYS, NEVER, DurableSessions, Lines, Message, SyncPolicy
+from multibroker.sessions import DurableSessions, Lines, Message
 from multibroker.sessions.errors import SessionsUnavailable, UnknownSession
+from multibroker.storage.fsync import FsyncPolicy
 from tests.sessions.contract import (
     BOUNDS,
     EXPIRY_SECONDS,
@@ -28,7 +29,7 @@ def ones(state: Any, count: int) -> tuple[list[str], Any]:
 class DurableCase:
     """Builds durable sessions whose threads are done at once."""
 
-    policy = ALWAYS
+    policy = "always"
     segment_bytes = 32 * 1024 * 1024
 
     def in_thread(self, work: Callable[[], None]) -> Deferred[None]:
@@ -38,7 +39,7 @@ class DurableCase:
         self.directory = Path(getattr(self, "directory", None) or self.mktemp())
         sessions = DurableSessions(
             self.directory, self.clock, self.in_thread, expiry_seconds=EXPIRY_SECONDS,
-            bounds=BOUNDS, policy=self.policy, segment_bytes=self.segment_bytes,
+            bounds=BOUNDS, fsync=FsyncPolicy.parse(self.policy), segment_bytes=self.segment_bytes,
             wall=lambda: 1_000_000.0 + self.clock.seconds(),
         )
         sessions.open()
@@ -72,11 +73,11 @@ class WithTinySegmentsTests(DurableCase, SessionsContract, ExpiryContract):
 
 
 class WithoutSyncTests(DurableCase, SessionsContract, ExpiryContract):
-    policy = NEVER
+    policy = "never"
 
 
 class WithSyncInBetweenTests(DurableCase, SessionsContract, ExpiryContract):
-    policy = SyncPolicy(100)
+    policy = "interval:100"
 
 
 class RestartTests(DurableCase, SessionsContract):
@@ -302,7 +303,7 @@ class DurabilityTests(DurableCase, SynchronousTestCase):
 
     def test_without_always_the_answer_does_not_wait_for_the_sync(self) -> None:
         self.kill()
-        self.policy = SyncPolicy(100)
+        self.policy = "interval:100"
         self.sessions = self.make()
         self.held = True
         put = self.sessions.register("a", 0)

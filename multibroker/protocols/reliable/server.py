@@ -1,0 +1,368 @@
+"""The server's side of a connection: requests in, one stream out.
+
+A uuid belongs to the connection that named it last (takeover). Only that one's end starts the
+expiry of the session. Every refusal is an error line, then the close.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+
+from multibroker.errors import FrameTooLarge, MultibrokerError, WireError
+from multibroker.interfaces import ISessions
+from multibroker.protocols.reliable.codec import LineDecoder, decode_request, encode_reply
+from multibroker.protocols.reliable.messages import (
+    Ack,
+    Begin,
+    BeginStateless,
+    Refused,
+    Request,
+    Resume,
+    ResumeStateless,
+)
+from multibroker.protocols.reliable.numbers import Doubling, RandomNumbers
+from multibroker.protocols.reliable.stream import Ahead, StatefulStream, StatelessStream
+from multibroker.protocols.reliable.turns import Turns
+from multibroker.protocols.wire import WireFactory, WireProtocol
+from multibroker.sessions.errors import (
+    OutOfOrderAck,
+    SessionError,
+    SessionInUse,
+    TooManySessions,
+    UnknownMessage,
+    UnknownSession,
+)
+
+# Sessions that were disconnected before all that was stored had been sent; see `Sent`.
+_SENT_MAX = 100_000
+_SHARES_PER_TURN = 2
+
+
+class Refusal(WireError):
+    """A request that cannot be met; the text is for the client."""
+
+
+def refusal_text(error: Exception) -> str:
+    """What the client is told. The first three texts are the original's."""
+    match error:
+        case UnknownSession():
+            return f"Unknown client '{error.uuid}'"
+        case UnknownMessage():
+            return f"Unknown message ID '{error.id}'"
+        case OutOfOrderAck():
+            return "Out-of-order ACK"
+        case SessionInUse():
+            return f"Client '{error.uuid}' has acknowledged messages and cannot start again"
+        case TooManySessions():
+            return "Too many sessions; try again later"
+        case FrameTooLarge():
+            return f"Message is longer than {error.limit} bytes"
+        case WireError():
+            return str(error)
+        case _:
+            return "The server cannot store messages at the moment"
+
+
+class Sent:
+    """The last id that was really sent, where more was stored, for uuids without a connection.
+
+    Storing runs ahead of sending, so the sessions alone would believe a client that claims a
+    message nobody sent it. Bounded; who is not in here is judged by what was stored.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def note(self, uuid: str, id: int) -> None:
+        self._ids.pop(uuid, None)
+        self._ids[uuid] = id
+        if len(self._ids) > _SENT_MAX:
+            del self._ids[next(iter(self._ids))]
+
+    def forget(self, uuid: str) -> None:
+        self._ids.pop(uuid, None)
+
+    def check(self, uuid: str, id: int) -> None:
+        sent_id = self._ids.get(uuid)
+        if sent_id is not None and id > sent_id:
+            raise UnknownMessage(id, sent_id)
+
+
+class ReliableProtocol(WireProtocol):
+    """One connection. Its stream tells it what to write (stream.Events)."""
+
+    factory: ReliableFactory
+    _stateful: StatefulStream | None = None
+    _stateless: StatelessStream | None = None
+    _owned: str | None = None
+    _busy = False
+    _end: IDelayedCall | None = None
+    _stall: IDelayedCall | None = None
+
+    def opened(self) -> None:
+        self._decoder = LineDecoder(self.factory.line_bytes_max)
+        self._lines: deque[bytes] = deque()
+
+    def bytes_received(self, data: bytes) -> None:
+        lines = self._decoder.feed(data)
+        if lines:
+            self.first_frame_received()
+            self._lines.extend(lines)
+            self._serve()
+
+    def _serve(self) -> None:
+        """Take the requests in their order; one that waits for the sessions holds the rest."""
+        try:
+            while self._lines and not self._busy and not self._failed:
+                line = self._lines.popleft()
+                self._dispatch(decode_request(line, self.factory.uuid_bytes_max))
+        except (WireError, SessionError) as error:
+            self.fail(error)
+
+    def _dispatch(self, request: Request) -> None:
+        if self._stateless is not None:
+            raise Refusal("A stateless stream takes no further messages")
+        match request:
+            case BeginStateless():
+                self._on_stateless(Doubling.begin(self.factory.random.randint(1, 255)))
+            case ResumeStateless(value):
+                self._on_stateless(Doubling.resume(value))
+            case Begin(uuid, count):
+                self._on_begin(uuid, count)
+            case Resume(uuid, id):
+                self._on_resume(uuid, id)
+            case Ack(uuid, id):
+                self._on_ack(uuid, id)
+
+    def _on_stateless(self, doubling: Doubling) -> None:
+        if self._stateful is not None:
+            raise Refusal("This connection has a stateful stream")
+        factory = self.factory
+        self._stateless = StatelessStream(
+            doubling, factory.turns, factory.clock, factory.interval_ms, factory.line_bytes_max,
+            self)
+
+    def _on_begin(self, uuid: str, count: int) -> None:
+        self._check_same(uuid)
+        factory = self.factory
+        state = factory.numbers.begin(count, factory.random.getrandbits(32))
+        self._wait(factory.sessions.register(uuid, state), lambda: self._start(uuid, 0))
+
+    def _on_resume(self, uuid: str, id: int) -> None:
+        self._check_same(uuid)
+        factory = self.factory
+        owner = factory.owners.get(uuid)
+        if owner is not None and owner._stateful is not None:
+            if id > owner._stateful.sent_id:
+                raise UnknownMessage(id, owner._stateful.sent_id)
+        else:
+            factory.sent.check(uuid, id)
+        self._wait(factory.sessions.ack(uuid, id), lambda: self._start(uuid, id))
+
+    def _on_ack(self, uuid: str | None, id: int) -> None:
+        stream = self._stateful
+        if stream is None:
+            raise Refusal("Cannot send ACK as the first message")
+        if uuid is not None and uuid != stream.uuid:
+            if uuid in self.factory.owners:
+                raise Refusal(f"Client '{uuid}' has another connection")
+            raise UnknownSession(uuid)
+        if id > stream.sent_id:
+            raise UnknownMessage(id, stream.sent_id)
+        if id < stream.acked_id:
+            raise OutOfOrderAck(id, stream.acked_id)
+        acked = self.factory.sessions.ack(stream.uuid, id)
+        acked.addErrback(self.failed)
+        stream.acked(id)
+
+    def _check_same(self, uuid: str) -> None:
+        if self._stateful is not None and self._stateful.uuid != uuid:
+            raise Refusal(f"This connection has the stream of client '{self._stateful.uuid}'")
+
+    def _wait(self, answer: Deferred[None], then: Callable[[], None]) -> None:
+        """Hold further requests, and reading them, until the sessions have answered."""
+        self._busy = True
+        self.hold_input("sessions")
+
+        def answered(_: None) -> None:
+            self._busy = False
+            if not self.connected or self._failed:
+                return
+            self.release_input("sessions")
+            then()
+            self._serve()
+
+        def refused(failure: Failure) -> None:
+            self._busy = False
+            self.failed(failure)
+
+        answer.addCallbacks(answered, refused)
+
+    def _start(self, uuid: str, id: int) -> None:
+        factory = self.factory
+        factory.claim(uuid, self)
+        self._owned = uuid
+        self._cancel_end()
+        if self._stateful is None:
+            self._stateful = StatefulStream(
+                uuid, factory.sessions, factory.numbers, factory.turns, factory.ahead,
+                factory.clock, factory.interval_ms, factory.unacknowledged_max, self)
+            self._stateful.paused = self.paused
+        self._stateful.start(id)
+
+    def position_text(self) -> str:
+        if self._stateful is not None:
+            return f"sent {self._stateful.sent_id}, acknowledged {self._stateful.acked_id}"
+        return "stateless" if self._stateless is not None else ""
+
+    # What a stream tells us.
+
+    def write(self, data: bytes, count: int = 0) -> None:
+        self.stats.messages_out += count
+        super().write(data)
+
+    def ended(self) -> None:
+        """Some clients send `state` right after the last message: give them the time."""
+        self._end_after(self.factory.linger_secs, self.close)
+
+    def failed(self, failure: Failure) -> None:
+        if self.connected:
+            if not failure.check(MultibrokerError):
+                self.log.failure("{wire}: {peer}", failure=failure, wire=self.factory.name,
+                                 peer=self.peer)
+            error = failure.value
+            self.fail(error if isinstance(error, Exception) else SessionError(str(error)))
+
+    def stalled(self, stalled: bool) -> None:
+        if stalled and self._stall is None:
+            self._stall = self.factory.clock.callLater(
+                self.factory.ack_timeout_secs, self._stalled_too_long)
+        elif not stalled and self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def outgrown(self) -> None:
+        self.fail(Refusal("The values of this stream have become too long to resume it"))
+
+    # The end.
+
+    def fail(self, error: Exception) -> None:
+        if self._failed:
+            return
+        self._stop_stream()
+        self.write(encode_reply(Refused(refusal_text(error))))
+        super().fail(error)
+        self._end_after(self.factory.close_timeout_secs, self.transport.abortConnection)
+
+    def taken_over(self) -> None:
+        """Another connection has our uuid now."""
+        self._owned = None
+        self._stop_stream()
+        self.transport.abortConnection()
+
+    def closed(self, reason: Failure) -> None:
+        self._cancel_end()
+        stream = self._stateful
+        self._stop_stream()
+        if self._owned is not None and stream is not None:
+            self.factory.release(self._owned, stream.sent_id)
+
+    def output_paused(self) -> None:
+        for stream in (self._stateful, self._stateless):
+            if stream is not None:
+                stream.pause()
+
+    def output_resumed(self) -> None:
+        for stream in (self._stateful, self._stateless):
+            if stream is not None and not self._failed:
+                stream.resume()
+
+    def _stop_stream(self) -> None:
+        for stream in (self._stateful, self._stateless):
+            if stream is not None:
+                stream.stop()
+        self.stalled(False)
+
+    def close(self) -> None:
+        """Whole lines only: what is written goes out, then the end."""
+        self._stop_stream()
+        self.transport.loseConnection()
+        self._end_after(self.factory.close_timeout_secs, self.transport.abortConnection)
+
+    def _stalled_too_long(self) -> None:
+        self._stall = None
+        self.fail(Refusal("Too many unacknowledged messages"))
+
+    def _end_after(self, secs: float, work: Callable[[], None]) -> None:
+        self._cancel_end()
+
+        def run() -> None:
+            self._end = None
+            work()
+
+        self._end = self.factory.clock.callLater(secs, run)
+
+    def _cancel_end(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+
+class ReliableFactory(WireFactory):
+    """What the connections share: the sessions, who owns which uuid, and the turns."""
+
+    name = "reliable"
+
+    def __init__(self, broker: Any, sessions: ISessions, settings: Mapping[str, Any], clock: Any,
+                 numbers: RandomNumbers | None = None,
+                 random: random.Random = random.SystemRandom()) -> None:
+        super().__init__(broker, settings, clock)
+        self.sessions = sessions
+        self.numbers = numbers or RandomNumbers()
+        self.random = random
+        self.interval_ms: int = settings["interval-ms"]
+        self.linger_secs: float = settings["linger-ms"] / 1000
+        self.close_timeout_secs: int = settings["close-timeout-secs"]
+        self.ack_timeout_secs: int = settings["ack-timeout-secs"]
+        self.line_bytes_max: int = settings["line-bytes-max"]
+        self.uuid_bytes_max: int = settings["uuid-bytes-max"]
+        self.unacknowledged_max: int = settings["unacknowledged-max"]
+        self.turns = Turns(clock, _SHARES_PER_TURN * self.numbers.batch)
+        self.ahead = Ahead()
+        self.sent = Sent()
+        self.owners: dict[str, ReliableProtocol] = {}
+
+    def buildProtocol(self, address: object) -> ReliableProtocol:
+        connection = ReliableProtocol()
+        connection.factory = self
+        return connection
+
+    def claim(self, uuid: str, connection: ReliableProtocol) -> None:
+        """From now on the session is this connection's."""
+        old = self.owners.get(uuid)
+        self.owners[uuid] = connection
+        self.sent.forget(uuid)
+        if old is not None and old is not connection:
+            old.taken_over()
+
+    def release(self, uuid: str, sent_id: int) -> None:
+        """The owner is gone: the session's expiry begins."""
+        if uuid in self.owners:
+            del self.owners[uuid]
+            self.sent.note(uuid, sent_id)
+            self.sessions.disconnect(uuid).addErrback(self._disconnect_failed, uuid)
+
+    def finish(self, connection: WireProtocol) -> None:
+        assert isinstance(connection, ReliableProtocol)
+        connection.close()
+
+    def _disconnect_failed(self, failure: Failure, uuid: str) -> None:
+        ReliableProtocol.log.warn("reliable: client {uuid!r} was not disconnected: {reason}",
+                                  uuid=uuid, reason=failure.getErrorMessage())

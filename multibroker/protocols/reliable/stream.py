@@ -1,0 +1,286 @@
+"""One stream on one connection: what to send next, when, and how far to work ahead.
+
+A stateful stream is a cursor into its session: it replays what is stored, then makes more. Making
+runs ahead of storing and storing ahead of sending, all of it bounded by `Ahead`; nothing is sent
+before it is stored. With an interval there is one message per tick and one stored ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from multibroker.interfaces import ISessions
+from multibroker.protocols.reliable.numbers import Doubling, RandomNumbers
+from multibroker.protocols.reliable.turns import Turns
+from multibroker.sessions.values import Lines
+
+REPLAY_BYTES = 64 * 1024
+# Messages that all streams together, and one of them, may have made but not sent.
+_AHEAD_TOTAL = 65_536
+_AHEAD_EACH = 8_192
+
+
+class Events(Protocol):
+    """What a stream tells its connection."""
+
+    def write(self, lines: bytes, count: int) -> None:
+        """Send these whole lines."""
+
+    def ended(self) -> None:
+        """The last message went out."""
+
+    def failed(self, failure: Failure) -> None:
+        """The sessions refused; the stream is over."""
+
+    def stalled(self, stalled: bool) -> None:
+        """Whether only an ack lets the stream go on."""
+
+    def outgrown(self) -> None:
+        """The next value would be too long to be sent back to us."""
+
+
+class Ahead:
+    """How far the streams of one server may work ahead of their sockets."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    def messages(self) -> int:
+        return min(_AHEAD_EACH, _AHEAD_TOTAL // max(self.streams, 1))
+
+
+class Pace:
+    """Ticks every `interval_ms`, without drifting; never if that is 0."""
+
+    def __init__(self, clock: IReactorTime, interval_ms: int, tick: Callable[[], None]) -> None:
+        self._clock = clock
+        self._interval = interval_ms / 1000
+        self._tick = tick
+        self._due = 0.0
+        self._timer: IDelayedCall | None = None
+
+    def again(self) -> None:
+        """Tick one interval after the last tick, or at once if that is over."""
+        if self._timer is None:
+            now = self._clock.seconds()
+            self._timer = self._clock.callLater(max(self._due - now, 0.0), self._fire)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._clock.seconds()
+        # After a pause the next tick is due one interval from now, not all the missed ones.
+        late = now - self._due
+        self._due = (now if late >= self._interval else self._due) + self._interval
+        self._tick()
+
+
+class StatefulStream:
+    """The messages of one session from some id on."""
+
+    def __init__(self, uuid: str, sessions: ISessions, numbers: RandomNumbers, turns: Turns,
+                 ahead: Ahead, clock: IReactorTime, interval_ms: int, unacknowledged_max: int,
+                 events: Events) -> None:
+        self.uuid = uuid
+        self._sessions = sessions
+        self._numbers = numbers
+        self._turns = turns
+        self._ahead = ahead
+        self._unacknowledged_max = unacknowledged_max
+        self._events = events
+        self._pace = Pace(clock, interval_ms, self._send_one) if interval_ms else None
+        self._life = 0  # a rewind begins another one; answers to an earlier one are void
+        self._ready: deque[Lines] = deque()
+        self.paused = False
+        self.sent_id = 0
+        self.acked_id = 0
+        ahead.streams += 1
+
+    def start(self, id: int) -> None:
+        """(Re)start after message `id`, which the client has."""
+        self._life += 1
+        self._ready.clear()
+        self.sent_id = self._made_id = self.acked_id = id
+        self._unsent = 0  # made or read, not sent
+        self._asking = 0  # answers that the sessions still owe us
+        self._replaying = True
+        self._all_made = False
+        self._over = False
+        self._produce_soon()
+
+    def stop(self) -> None:
+        self._life += 1
+        self._ready.clear()
+        self._over = True
+        self._ahead.streams -= 1
+        self._turns.remove(self)
+        if self._pace is not None:
+            self._pace.stop()
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._pace is not None:
+            self._pace.stop()
+
+    def resume(self) -> None:
+        self.paused = False
+        self._send()
+
+    def acked(self, id: int) -> None:
+        """The client has everything up to `id` (checked by the caller)."""
+        self.acked_id = id
+        self._produce_soon()
+
+    def produce(self) -> int:
+        """One share of work for `Turns`: ask the sessions for the next messages."""
+        if self.paused or self._over or self._all_made:
+            return 0
+        if self._replaying:
+            if not self._asking and not self._unsent:
+                self._ask(self._sessions.after_many(self.uuid, self._made_id, REPLAY_BYTES),
+                          self._replayed)
+            return 0
+        room = self._unacknowledged_max - (self._made_id - self.acked_id)
+        self._events.stalled(room <= 0)
+        limit = 1 if self._pace is not None else self._ahead.messages()
+        count = min(self._numbers.batch, limit - self._unsent, room)
+        if count <= 0:
+            return 0
+        self._unsent += count
+        self._made_id += count
+        self._ask(self._sessions.put_many(self.uuid, self._numbers.bulk, count),
+                  self._stored, count)
+        return count
+
+    def _produce_soon(self) -> None:
+        if not (self.paused or self._over or self._all_made):
+            self._turns.add(self)
+
+    def _ask(self, answer: Deferred[Lines], use: Callable[..., None], *args: int) -> None:
+        self._asking += 1
+        answer.addCallbacks(
+            self._answered, self._refused,
+            callbackArgs=(self._life, use, *args), errbackArgs=(self._life,),
+        )
+
+    def _answered(self, lines: Lines, life: int, use: Callable[..., None], *args: int) -> None:
+        if life == self._life:
+            self._asking -= 1
+            use(lines, *args)
+
+    def _refused(self, failure: Failure, life: int) -> None:
+        if life == self._life:
+            self._over = True
+            self._events.failed(failure)
+
+    def _replayed(self, lines: Lines) -> None:
+        if lines.count:
+            self._unsent += lines.count
+            self._made_id = lines.last_id
+            self._ready.append(lines)
+            self._send()
+        else:
+            self._replaying = False
+            self._produce_soon()
+
+    def _stored(self, lines: Lines, asked: int) -> None:
+        if lines.count < asked:
+            self._all_made = True
+            self._unsent -= asked - lines.count
+        if lines.count:
+            self._ready.append(lines)
+        self._send()
+
+    def _send(self) -> None:
+        if self._pace is not None:
+            if self._ready and not self.paused:
+                self._pace.again()
+        else:
+            while self._ready and not self.paused:
+                self._write(self._ready.popleft())
+        self._next()
+
+    def _send_one(self) -> None:
+        """A tick: the first ready line goes out."""
+        if not self._ready:
+            return  # a rewind emptied it
+        lines = self._ready.popleft()
+        line, feed, rest = lines.data.partition(b"\n")
+        if lines.count > 1:
+            self._ready.appendleft(Lines(lines.first_id + 1, lines.count - 1, rest))
+        self._write(Lines(lines.first_id, 1, line + feed))
+        self._send()
+
+    def _write(self, lines: Lines) -> None:
+        self.sent_id = lines.last_id
+        self._unsent -= lines.count
+        self._events.write(lines.data, lines.count)
+
+    def _next(self) -> None:
+        if self._all_made and not self._ready and not self._asking:
+            if not self._over:
+                self._over = True
+                self._events.ended()
+        elif not self._asking or self._unsent < self._ahead.messages():
+            self._produce_soon()
+
+
+class StatelessStream:
+    """Doubled values without end."""
+
+    def __init__(self, doubling: Doubling, turns: Turns, clock: IReactorTime, interval_ms: int,
+                 line_bytes_max: int, events: Events) -> None:
+        self._doubling = doubling
+        self._turns = turns
+        self._line_bytes_max = line_bytes_max
+        self._events = events
+        self._pace = Pace(clock, interval_ms, self._send_one) if interval_ms else None
+        self.paused = False
+        self._go_on()
+
+    def stop(self) -> None:
+        self.paused = True
+        self._turns.remove(self)
+        if self._pace is not None:
+            self._pace.stop()
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._pace is not None:
+            self._pace.stop()
+
+    def resume(self) -> None:
+        self.paused = False
+        self._go_on()
+
+    def produce(self) -> int:
+        return 0 if self.paused else self._send(count=512)
+
+    def _go_on(self) -> None:
+        if self._pace is not None:
+            self._pace.again()
+        else:
+            self._turns.add(self)
+
+    def _send_one(self) -> None:
+        if self._send(count=1) and not self.paused:
+            self._go_on()
+
+    def _send(self, count: int) -> int:
+        # The client must be able to send the value back in one line.
+        if self._doubling.digits + 64 > self._line_bytes_max:
+            self._events.outgrown()
+            return 0
+        count, lines = self._doubling.lines(count, REPLAY_BYTES)
+        self._events.write(lines, count)
+        return count
