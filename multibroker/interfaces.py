@@ -158,6 +158,9 @@ class ISessions(Interface):
         `UnknownMessage` above the last message, `OutOfOrderAck` below an earlier ack.
         """
 
+    def close() -> Deferred[None]:
+        """Store what was accepted and let go; everything after that is refused."""
+
 
 class IWire(IPlugin):
     """A protocol as a plugin (design decision 7): instances are found in twisted.plugins."""

@@ -6,13 +6,14 @@ expiry of the session. Every refusal is an error line, then the close.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from random import Random, SystemRandom
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from multibroker.errors import FrameTooLarge, MultibrokerError, WireError
@@ -319,10 +320,12 @@ class ReliableFactory(WireFactory):
     """What the connections share: the sessions, who owns which uuid, and the turns."""
 
     name = "reliable"
+    protocol = ReliableProtocol  # type: ignore[assignment]
+    log = Logger()
 
     def __init__(self, broker: Any, sessions: ISessions, settings: Mapping[str, Any], clock: Any,
                  numbers: RandomNumbers | None = None,
-                 random: random.Random = random.SystemRandom()) -> None:
+                 random: Random = SystemRandom()) -> None:
         super().__init__(broker, settings, clock)
         self.sessions = sessions
         self.numbers = numbers or RandomNumbers()
@@ -339,11 +342,6 @@ class ReliableFactory(WireFactory):
         self.sent = Sent()
         self.owners: dict[str, ReliableProtocol] = {}
 
-    def buildProtocol(self, address: object) -> ReliableProtocol:
-        connection = ReliableProtocol()
-        connection.factory = self
-        return connection
-
     def claim(self, uuid: str, connection: ReliableProtocol) -> None:
         """From now on the session is this connection's."""
         old = self.owners.get(uuid)
@@ -359,10 +357,14 @@ class ReliableFactory(WireFactory):
             self.sent.note(uuid, sent_id)
             self.sessions.disconnect(uuid).addErrback(self._disconnect_failed, uuid)
 
+    def stopServing(self) -> Deferred[None]:
+        """Close the connections, and then what they stored into."""
+        return super().stopServing().addBoth(lambda _: self.sessions.close())
+
     def finish(self, connection: WireProtocol) -> None:
         assert isinstance(connection, ReliableProtocol)
         connection.close()
 
     def _disconnect_failed(self, failure: Failure, uuid: str) -> None:
-        ReliableProtocol.log.warn("reliable: client {uuid!r} was not disconnected: {reason}",
-                                  uuid=uuid, reason=failure.getErrorMessage())
+        self.log.warn("reliable: client {uuid!r} was not disconnected: {reason}", uuid=uuid,
+                      reason=failure.getErrorMessage())

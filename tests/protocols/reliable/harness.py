@@ -14,8 +14,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.broker.stats import Stats
+from multibroker.protocols.reliable.plugin import DEFAULTS
 from multibroker.protocols.reliable.server import ReliableFactory
-from multibroker.protocols.reliable.settings import DEFAULTS
 from multibroker.sessions import Bounds, MemorySessions
 
 
