@@ -104,7 +104,8 @@ def encode_consumed(answer: Consumed) -> list[bytes]:
     for topic in answer.topics:
         header += (str8(topic.name), u8(topic.asked))
         if topic.partitions is None:
-            header.append(_U16.pack(UNKNOWN_TOPIC_MARK))
+            if topic.asked:  # the mark stands where the first partition would
+                header.append(_U16.pack(UNKNOWN_TOPIC_MARK))
             continue
         for partition in topic.partitions:
             header.append(_encode_partition(partition))
