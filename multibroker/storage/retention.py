@@ -31,13 +31,18 @@ def must_roll(
     return bool(config.roll_secs) and age_ms >= max(config.roll_secs * 1000 - jitter_ms, 0)
 
 
+def is_stale(config: TopicConfig, active_bytes: int, appended_ms: int, now_ms: int) -> bool:
+    """Whether all of the active segment is too old to keep, so that it should be closed."""
+    limit_ms = config.retention_secs * 1000
+    return bool(active_bytes and limit_ms) and appended_ms < now_ms - limit_ms
+
+
 def expired(
     config: TopicConfig, closed: Sequence[SegmentFacts], active_bytes: int, now_ms: int
 ) -> int:
     """How many of the closed segments, oldest first, are beyond the topic's retention.
 
-    The active segment counts for the total bytes but is never removed itself: rolling by age
-    closes it in time.
+    The active segment counts for the total bytes but is never removed itself; see `is_stale`.
     """
     keep = len(closed)
     if config.retention_segments:

@@ -1,0 +1,177 @@
+"""Group commit: one sync at a time for everything written so far.
+
+While a worker thread syncs one round, what is written meanwhile collects for the next. When a
+round ends, its appends become visible and are acknowledged in the order of their calls. If a
+sync fails, what it should have stored is taken back, for nobody knows what reached the disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from multibroker.broker.stats import StorageStats
+from multibroker.errors import StorageError
+from multibroker.storage.disk import Disk, File
+from multibroker.storage.log import Unsynced
+from multibroker.storage.partition import Append, Partition, Round, Unit
+from multibroker.storage.segment import Mark
+
+SYNC_THREADS = 8
+"""Syncs of several files overlap: the file system joins them in one of its own commits."""
+
+
+class GroupCommit:
+    """`finished(round, failed)` is called in the reactor when a round has ended."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        disk: Disk,
+        stats: StorageStats,
+        in_thread: Callable[..., Deferred[Any]],
+        call_soon: Callable[[Callable[[], None]], object],
+        finished: Callable[[Round, dict[Partition, StorageError]], None],
+    ) -> None:
+        self.next = Round()
+        self._disk = disk
+        self._stats = stats
+        self._in_thread = in_thread
+        self._call_soon = call_soon
+        self._finished = finished
+        self._running = self._scheduled = False
+        self._journals: dict[str, File] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not (self._running or self.next)
+
+    def add(self, append: Append) -> None:
+        self.next.items.append(append)
+        self.next.partitions[append.partition] = None
+        self.schedule()
+
+    def add_unit(self, unit: Unit, journal: File) -> None:
+        self.next.items.append(unit)
+        self._journals[journal.path] = journal
+        self.schedule()
+
+    def add_partition(self, partition: Partition) -> None:
+        """Sync what has been written there, soon."""
+        self.next.partitions[partition] = None
+        self.schedule()
+
+    def schedule(self) -> None:
+        # Not at once: what arrives in the same turn of the reactor shall share the sync.
+        if not self._scheduled and not self._running:
+            self._scheduled = True
+            self._call_soon(self._start)
+
+    def _start(self) -> None:
+        self._scheduled = False
+        if self._running or not self.next:
+            return
+        self._running = True
+        round, self.next = self.next, Round()
+        work: list[tuple[Partition, Unsynced]] = []
+        marks: dict[Partition, Mark] = {}
+        for partition in round.partitions:
+            if partition.deleted:
+                continue
+            self._flush_index(partition)
+            marks[partition] = partition.log.mark()
+            work.append((partition, partition.log.take_unsynced()))
+        journals, self._journals = list(self._journals.values()), {}
+        self._stats.sync_batches.add(len(round.items))
+        started = time.perf_counter()
+        done = self._in_thread(self._sync, work, journals)
+        done.addCallback(self._synced, round, marks, started)
+        done.addErrback(self._broken)
+
+    def _flush_index(self, partition: Partition) -> None:
+        try:
+            partition.log.flush_index()
+        except OSError as error:
+            # The log says all that the index does; it is written the next time.
+            self._stats.errors["index"] += 1
+            self.log.warn("index not written: {reason}", reason=str(error))
+
+    def _sync(
+        self, work: Sequence[tuple[Partition, Unsynced]], journals: Sequence[File]
+    ) -> dict[Partition | None, OSError]:
+        """In the thread. The partitions come first: a journal unit builds on what they hold."""
+        jobs: list[tuple[Partition, File | str]] = []
+        for partition, unsynced in work:
+            jobs += [(partition, path) for path in unsynced.directories]
+            jobs += [(partition, file) for file in unsynced.files.values()]
+        errors: dict[Partition | None, OSError] = {}
+        for (partition, _), error in zip(jobs, self._sync_jobs(jobs)):
+            if error is not None:
+                errors[partition] = error
+        for journal in journals:
+            error = self._sync_one((None, journal))
+            if error is not None:
+                errors[None] = error
+        return errors
+
+    def _sync_jobs(self, jobs: Sequence[tuple[Partition, File | str]]) -> list[OSError | None]:
+        if len(jobs) < 3:
+            return [self._sync_one(job) for job in jobs]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SYNC_THREADS, "multibroker-sync")
+        return list(self._pool.map(self._sync_one, jobs))
+
+    def _sync_one(self, job: tuple[Partition | None, File | str]) -> OSError | None:
+        try:
+            if isinstance(job[1], str):
+                self._disk.sync_directory(job[1])
+            else:
+                self._disk.sync(job[1])
+        except OSError as error:
+            partition = job[0]
+            if partition is not None and partition.deleted:
+                return None
+            return error
+        return None
+
+    def _synced(
+        self,
+        errors: dict[Partition | None, OSError],
+        round: Round,
+        marks: dict[Partition, Mark],
+        started: float,
+    ) -> None:
+        self._stats.sync_us.add(int((time.perf_counter() - started) * 1e6))
+        self._running = False
+        for partition, mark in marks.items():
+            if partition not in errors and not partition.deleted:
+                partition.log.durable = max(partition.log.durable, mark)
+        failed: dict[Partition, StorageError] = {}
+        for key, error in errors.items():
+            self._stats.errors["sync"] += 1
+            self.log.error("sync failed: {reason}", reason=str(error))
+            if key is not None:
+                failed[key] = StorageError(f"{key.log.directory}: {error.strerror}")
+        if None in errors:
+            for item in round.items:
+                if isinstance(item, Unit):
+                    item.failure = StorageError(f"journal: {errors[None].strerror}")
+        self._finished(round, failed)
+        for waiter in round.waiters:
+            waiter()
+        if self.next:
+            self.schedule()
+
+    def _broken(self, failure: Any) -> None:
+        self.log.failure("group commit broke", failure)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
