@@ -9,6 +9,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from multibroker.broker.consumer import Consumer
+from multibroker.broker.consumers import Consumers, ConsumerStatus
+from multibroker.broker.delivery import NEWEST, Policy
 from multibroker.broker.pending import Appends, Pending
 from multibroker.broker.settings import Limits
 from multibroker.broker.stats import Stats
@@ -42,6 +45,7 @@ class Broker:
         self._topics = Topics(storage, limits, self.stats)
         self._pending = Pending(storage, self._topics)
         self._replay = Replay(storage, clock, limits.read_chunk_bytes, limits.held_bytes_max)
+        self._consumers = Consumers(storage, self._topics, self.publish, clock, limits)
         # Looked at for every batch that is published.
         self._known = self._topics.known
         self._queues = self._pending.queues
@@ -53,12 +57,14 @@ class Broker:
 
     async def _start(self) -> None:
         self._topics.recovered(await self.storage.open(self))
+        await self._consumers.start()
 
     def stop(self) -> Deferred[None]:
         """Fires when everything accepted is stored and the storage is closed."""
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        await self._consumers.stop()
         await self.storage.close()
 
     # Topics.
@@ -187,6 +193,42 @@ class Broker:
         after = max(min(after, partition.last), partition.first - 1)
         return Subscription(topic, partition, receiver, after, self._replay)
 
+    # Consumers.
+
+    def consumer(
+        self,
+        topic: bytes,
+        name: bytes | None = None,
+        start: int | None = NEWEST,
+        policy: Policy = Policy(),
+        partition: int = 0,
+        metadata: Mapping[str, str] | None = None,
+        create: bool = True,
+    ) -> Deferred[Consumer]:
+        """A private consumer, or the durable one of this topic, partition and name.
+
+        `start` is the sequence number after which a new one begins: OLDEST, NEWEST or any.
+        One that exists keeps its position and `metadata` and gets the new `policy`.
+        """
+        known = self._known.get(topic)
+        if known is None:
+            if not create:
+                return fail(UnknownTopic(topic))
+            ensured = self._topics.ensure(topic)
+        else:
+            ensured = succeed(known)
+        return ensured.addCallback(
+            self._consumers.open, name, start, policy, partition, metadata or {}
+        )
+
+    def find_consumer(self, topic: bytes, name: bytes, partition: int = 0) -> Consumer | None:
+        """The durable consumer of this name, if there is one."""
+        return self._consumers.find(topic, partition, name)
+
+    def consumers(self) -> Sequence[ConsumerStatus]:
+        """All of them, durable and private, as they stand now."""
+        return self._consumers.all()
+
     # IStorageListener.
 
     def topic_changed(self, description: TopicDescription) -> None:
@@ -194,6 +236,7 @@ class Broker:
 
     def topic_deleted(self, name: bytes) -> None:
         self._topics.deleted(name)
+        self._consumers.topic_deleted(name)
 
     def appended(self, chunk: Chunk) -> None:
         topic = self._known.get(chunk.topic) or self._topics.internal.get(chunk.topic)
