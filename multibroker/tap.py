@@ -13,6 +13,7 @@ from twisted.python import usage
 from multibroker.broker.broker import Broker
 from multibroker.broker.settings import SETTINGS as BROKER_SETTINGS
 from multibroker.broker.settings import Limits
+from multibroker.broker.stats import Stats
 from multibroker.config import (
     Config,
     Section,
@@ -29,7 +30,9 @@ from multibroker.interfaces import IWire
 from multibroker.lifecycle import Lifecycle
 from multibroker.service import BrokerService, DeclaredTopic, Listener
 from multibroker.storage.fsync import FsyncPolicy
-from multibroker.storage.memory import MemoryStorage
+from multibroker.storage.limits import StorageLimits
+from multibroker.storage.local import LocalStorage
+from multibroker.storage.settings import SETTINGS as STORAGE_SETTINGS
 from multibroker.topicconfig import TopicConfig
 
 CORE_SETTINGS = (
@@ -77,6 +80,7 @@ def sections(wires: Iterable[Any]) -> list[Section]:
     return [
         Section("", CORE_SETTINGS),
         Section("broker", BROKER_SETTINGS),
+        Section("storage", STORAGE_SETTINGS),
         *(Section(wire.name, (listen_setting(wire), *wire.settings)) for wire in wires),
     ]
 
@@ -164,7 +168,15 @@ def makeService(options: BrokerOptions) -> IService:
 def make_service(config: Config, wires: Sequence[Any], reactor: Any) -> BrokerService:
     lifecycle = Lifecycle()
     core = config[""]
-    broker = Broker(MemoryStorage(), reactor, Limits.from_settings(config["broker"]))
+    limits, stats = Limits.from_settings(config["broker"]), Stats()
+    storage = LocalStorage(
+        str(core["data-dir"]),
+        reactor,
+        core["fsync"],
+        stats=stats.storage,
+        limits=StorageLimits.from_settings(config["storage"], limits.partitions_max),
+    )
+    broker = Broker(storage, reactor, limits, stats)
     listening = listeners(config, wires)
     welcome = None
     if core["development"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from multibroker.errors import BadTopicName, LimitExceeded
 
@@ -16,6 +18,18 @@ class StorageLimits:
     topic_name_bytes_max: int = 65_535
     partitions_max: int = 1_024
     open_files_max: int = 512
+    index_cache_bytes: int = 64 << 20
+    upkeep_secs: int = 10
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any], partitions_max: int) -> StorageLimits:
+        """From the validated section "storage"; the rest is the broker's to limit."""
+        return cls(
+            partitions_max=partitions_max,
+            open_files_max=values["open-files-max"],
+            index_cache_bytes=values["index-cache-bytes"],
+            upkeep_secs=values["upkeep-secs"],
+        )
 
     def check_topic(self, name: bytes, partitions: int, topics: int) -> None:
         """Raise if a topic of this name cannot be added to `topics` others."""

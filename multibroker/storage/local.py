@@ -109,7 +109,7 @@ class LocalStorage:
         self._listener = listener
         self._upkeep = Upkeep(
             self._policy, self._clock, self._disk, self.stats, listener, self._in_thread,
-            self._partitions.values,
+            self._partitions.values, self._limits.upkeep_secs,
         )
         self._writer = Writer(
             self._policy, self._now_ms, self.stats, self._journal, listener, self._upkeep.wrote
@@ -121,6 +121,7 @@ class LocalStorage:
         self._open = True
         for note in self.recovery.notes:
             self.log.warn("recovery: {note}", note=note)
+        self.log.info("recovery: {report}", report=str(self.recovery))
         return [self._describe(topic) for topic in self._topics.values()]
 
     def _recover(self) -> None:

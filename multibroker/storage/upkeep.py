@@ -22,7 +22,6 @@ from multibroker.storage.partition import Partition
 from multibroker.storage.segment import HEADERS, INDEX, LOG
 
 INDEX_DELAY_SECS = 1.0
-RETENTION_SECS = 10.0
 
 
 class Upkeep:
@@ -37,6 +36,7 @@ class Upkeep:
         listener: IStorageListener,
         in_thread: Callable[..., Deferred[Any]],
         partitions: Callable[[], Iterable[Partition]],
+        every_secs: float,
     ) -> None:
         self.commit: GroupCommit
         self.compact: Callable[[Partition], None] = _nothing
@@ -50,7 +50,8 @@ class Upkeep:
         self._sync_secs = policy.interval_ms / 1000
         self._dirty: dict[Partition, None] = {}
         self._timers: dict[str, Any] = {}
-        self._later("retention", RETENTION_SECS, self._retention_due)
+        self._every_secs = every_secs
+        self._later("retention", every_secs, self._retention_due)
 
     def _later(self, name: str, secs: float, call: Callable[..., None], *args: Any) -> None:
         self._timers[name] = self._clock.callLater(secs, call, *args)
@@ -118,7 +119,7 @@ class Upkeep:
         for partition in list(self._partitions()):
             self.expire(partition)
             self.compact(partition)
-        self._later("retention", RETENTION_SECS, self._retention_due)
+        self._later("retention", self._every_secs, self._retention_due)
 
     def expire(self, partition: Partition) -> None:
         """Remove what is beyond the topic's retention."""
