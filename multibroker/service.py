@@ -83,6 +83,7 @@ class BrokerService(Service):
         for number in (signal.SIGTERM, signal.SIGINT):
             # twistd would end by the signal itself, but an orderly stop is a success.
             signal.signal(number, self._signalled)
+        signal.signal(signal.SIGHUP, lambda *_: self.reactor.callFromThread(self.reload))
         self._starting = Deferred.fromCoroutine(self._start())
         self._starting.addErrback(self._start_failed)
 
@@ -162,6 +163,13 @@ class BrokerService(Service):
             self.log.failure("cannot start", failure)
         exit_with(1)
         self._stop_reactor()
+
+    def reload(self) -> None:
+        """SIGHUP: each wire that can looks at its files again."""
+        self.log.info("reloading")
+        for factory in self._factories.values():
+            if hasattr(factory, "reload"):
+                factory.reload()
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]

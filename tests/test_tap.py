@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.protocol import Factory
@@ -125,3 +126,13 @@ class PluginTests(SynchronousTestCase):
         reactor = MemoryReactorClock()
         tap.make_service(options.settings, [Fake()], reactor)
         self.assertEqual(reactor.tcpServers, [])
+
+    def test_a_hang_up_reloads_every_wire_that_can(self) -> None:
+        options = tap.options_class([Fake()])()
+        options.parseOptions([f"--data-dir={self.mktemp()}"])
+        service = tap.make_service(options.settings, options.wires, MemoryReactorClock())
+        reloaded: list[str] = []
+        able = SimpleNamespace(reload=lambda: reloaded.append("able"))
+        service._factories.update({"able": able, "unable": SimpleNamespace()})
+        service.reload()
+        self.assertEqual(reloaded, ["able"])
