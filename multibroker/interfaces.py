@@ -25,6 +25,8 @@ class IStorage(Interface):
     contract suite (tests/storage/contract.py) is run against each.
     """
 
+    recovery = Attribute("""What `open` found and did; its str() is one line for the log.""")
+
     def open(listener: IStorageListener) -> Deferred[Sequence[TopicDescription]]:
         """Recover, and start; the result describes all topics.
 

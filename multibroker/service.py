@@ -103,13 +103,8 @@ class BrokerService(Service):
         early = [one for one in self.listeners if getattr(one.wire, "early", False)]
         for listener in early:
             await self._listen(listener)
-        began = self.reactor.seconds()
         await self.broker.start()
-        self.log.info(
-            "{topics} topics recovered in {secs:.3f} s",
-            topics=len(self.broker.topics()),
-            secs=self.reactor.seconds() - began,
-        )
+        self.log.info("recovered {report}", report=str(self.broker.storage.recovery))
         for topic in self.topics:
             await self._declare(topic)
         for listener in self.listeners:

@@ -47,7 +47,7 @@ def escape(name: bytes) -> str:
 def directory_name(name: bytes) -> str:
     """The escaped name, or a hash of it behind a sign that no escaped name contains."""
     escaped = escape(name)
-    if len(escaped) <= FILE_NAME_BYTES_MAX:
+    if 0 < len(escaped) <= FILE_NAME_BYTES_MAX:
         return escaped
     return "=" + hashlib.sha256(name).hexdigest()
 

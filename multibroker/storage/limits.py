@@ -33,8 +33,6 @@ class StorageLimits:
 
     def check_topic(self, name: bytes, partitions: int, topics: int) -> None:
         """Raise if a topic of this name cannot be added to `topics` others."""
-        if not name:
-            raise BadTopicName(name, "an empty name")
         if len(name) > self.topic_name_bytes_max:
             raise BadTopicName(
                 name[:64], f"{len(name)} bytes long, the limit is {self.topic_name_bytes_max}"

@@ -169,6 +169,7 @@ class MemoryStorage:
         self._held: list[Callable[[], None]] | None = None
         self.stats = stats or StorageStats()
         self.failure: MultibrokerError | None = None
+        self.recovery = "nothing: topics are kept in memory"
 
     def hold(self) -> None:
         """Appends are neither visible nor acknowledged until `release`."""
