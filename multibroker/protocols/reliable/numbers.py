@@ -53,7 +53,7 @@ class RandomNumbers:
 
 # CPython refuses to print an int of more than 4,300 digits and takes quadratic time below that;
 # a Decimal with room for every digit is exact and takes linear time.
-_EXACT: Any = decimal.Context(
+EXACT: Any = decimal.Context(
     prec=decimal.MAX_PREC, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN, traps=[decimal.Inexact]
 )
 
@@ -72,13 +72,13 @@ class Doubling:
 
     @classmethod
     def resume(cls, last: str) -> Doubling:
-        return cls(_EXACT.create_decimal(last))
+        return cls(EXACT.create_decimal(last))
 
     _pending = False
 
     def lines(self, count: int, bytes_max: int) -> tuple[int, bytes]:
         """Up to `count` lines, no more than one of them beyond `bytes_max`; how many, and them."""
-        value, add = self._value, _EXACT.add
+        value, add = self._value, EXACT.add
         lines: list[str] = []
         size = 0
         while len(lines) < count and size < bytes_max:
