@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempts", type=_count, default=12, metavar="N",
                         help="connection attempts in a row, 5 seconds apart, before giving up "
                              "(default: %(default)s)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar, no word about waiting")
+    parser.add_argument("--quiet", action="store_true",
+                        help="no progress bar, no word about waiting")
 
 
 def run(args: argparse.Namespace) -> int:

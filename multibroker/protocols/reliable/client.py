@@ -177,7 +177,8 @@ class CheckedStream(Stream):
 
     def __init__(self, endpoint: IStreamClientEndpoint, clock: IReactorTime, count: int, *,
                  uuid: str | None = None, progress: Progress | None = None,
-                 waiting: Waiting | None = None, retry: Retry = Retry(), on_item: Callable[[Item], None] | None = None,
+                 waiting: Waiting | None = None, retry: Retry = Retry(),
+                 on_item: Callable[[Item], None] | None = None,
                  ack_every: int = 1000, ack_seconds: float = 1.0) -> None:
         super().__init__(endpoint, clock, count, progress, waiting, retry)
         self.uuid = uuid or str(uuid4())
