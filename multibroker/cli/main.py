@@ -21,6 +21,8 @@ from multibroker.errors import MultibrokerError
 COMMANDS = {
     "serve": "start the broker in the foreground (the same options as twistd)",
     "topics": "create, list, describe, configure or delete topics",
+    "groups": "list consumers and groups with their lag, or forget one",
+    "top": "a live view of rates by protocol, topic and connection",
     "verify": "check every checksum and index of a data directory",
     "inspect": "look into a data directory: topics, segments, messages",
     "figg": "publish and subscribe with the Figg protocol",
@@ -29,7 +31,9 @@ COMMANDS = {
     "fujin": "write and read with the Fujin protocol (QUIC)",
     "reliable": "run a resumable stream and check its sum or CRC",
     "keys": "add, list or remove API keys",
+    "config": "print a configuration file with every key explained, or check one",
     "export": "export topic history with Spark",
+    "completion": "print a completion script for bash, zsh or fish",
 }
 
 

@@ -1,0 +1,3 @@
+from multibroker.web.plugin import HttpWire
+
+http = HttpWire()
