@@ -81,6 +81,10 @@ class Broker:
         """TopicExists, BadTopicName, LimitExceeded, StorageError."""
         return self._topics.create(name, partitions, config)
 
+    def ensure_topic(self, name: bytes) -> Deferred[Topic]:
+        """The topic, created with the defaults if there is none. Fails as create_topic may."""
+        return self._topics.ensure(name)
+
     def configure_topic(self, name: bytes, pairs: Mapping[str, str]) -> Deferred[Topic]:
         """Change some keys of the topic's configuration. UnknownTopic, ConfigError."""
         return self._topics.configure(name, pairs)

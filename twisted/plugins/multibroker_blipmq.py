@@ -1,0 +1,3 @@
+from multibroker.protocols.blipmq.plugin import BlipmqWire
+
+blipmq = BlipmqWire()
