@@ -104,7 +104,6 @@ class BrokerService(Service):
         for listener in early:
             await self._listen(listener)
         await self.broker.start()
-        self.log.info("recovered {report}", report=str(self.broker.storage.recovery))
         for topic in self.topics:
             await self._declare(topic)
         for listener in self.listeners:

@@ -42,6 +42,8 @@ SECURITY_HEADERS = (
 class HardenedSite(Site):
     """Every answer, errors included, carries the security headers."""
 
+    noisy = False
+
     def __init__(self, root: Resource, reactor: Any) -> None:
         super().__init__(root, reactor=reactor)  # type: ignore[no-untyped-call]
         self.displayTracebacks = False
