@@ -27,7 +27,7 @@ class ProcessTests(SynchronousTestCase):
             f"multibroker {__version__}",
             f"data directory {self.broker.data_dir}",
             "fsync always",
-            "0 topics recovered in ",
+            "recovered 0 topics",
             f"figg listening on tcp 127.0.0.1:{port}",
         ):
             self.assertIn(words, self.broker.log)
