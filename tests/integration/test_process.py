@@ -27,7 +27,7 @@ class ProcessTests(SynchronousTestCase):
             f"multibroker {__version__}",
             f"data directory {self.broker.data_dir}",
             "fsync always",
-            "recovered 0 topics",
+            "recovery: 0 topics, 0 partitions in ",
             f"figg listening on tcp 127.0.0.1:{port}",
         ):
             self.assertIn(words, self.broker.log)

@@ -1,0 +1,182 @@
+"""Blocking clients for the crash test: one publisher per protocol, and a reader for all.
+
+A protocol joins by one more `Publisher` subclass in `PUBLISHERS`. Every publisher sends
+numbered messages without waiting, keeps at most a window of them unacknowledged, and never
+sends one twice, so what must be in the log afterwards is a prefix of what it sent.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from multibroker import bundle
+from multibroker.protocols.figg import codec as figg
+from multibroker.protocols.figg.messages import Ack, Attach, Attached, Data, Publish
+
+WINDOW = 2000
+READ_BYTES = 1 << 18
+TIMEOUT_SECS = 30.0
+
+
+class Publisher:
+    """`sent` messages went out, `acked` of them were acknowledged."""
+
+    wire: ClassVar[str]
+
+    def __init__(self, port: int, topic: bytes, name: bytes, chance: random.Random) -> None:
+        self.topic = topic
+        self.name = name
+        self.sent = self.acked = 0
+        self._chance = chance
+        self._filler = chance.randbytes(120_000)
+        self._out = b""
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
+        self.greet()
+        self.socket.setblocking(False)
+
+    def greet(self) -> None:
+        """What must be said before the first message; the socket still blocks."""
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        """A batch, whose first message is the `first`-th of this publisher (from 0)."""
+        raise NotImplementedError
+
+    def receive(self, data: bytes) -> None:
+        """Raise `acked`."""
+        raise NotImplementedError
+
+    def payload(self, number: int) -> bytes:
+        size = number * 7919 % 300 if number % 500 else number * 7919 % len(self._filler)
+        return b"%s %d %s" % (self.name, number, self._filler[:size])
+
+    def wants_to_write(self) -> bool:
+        return bool(self._out) or self.sent - self.acked < WINDOW
+
+    def write_some(self) -> None:
+        if not self._out:
+            numbers = range(self.sent, self.sent + self._chance.choice((1, 3, 50, 200)))
+            self._out = self.encode(self.sent, [self.payload(n) for n in numbers])
+            self.sent = numbers.stop
+        self._out = self._out[self.socket.send(self._out) :]
+
+    def read_some(self) -> bool:
+        """False when the broker is gone."""
+        try:
+            data = self.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        self.receive(data)
+        return bool(data)
+
+    def drain(self) -> None:
+        """The broker is dead: what it had acknowledged may still be on its way to us."""
+        self.socket.settimeout(TIMEOUT_SECS)
+        while self.read_some():
+            pass
+        self.socket.close()
+
+
+class FiggPublisher(Publisher):
+    wire = "figg"
+
+    def greet(self) -> None:
+        self._decoder = figg.Decoder()
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        numbers = list(range(first, first + len(payloads)))
+        return figg.encode(Publish(self.topic, numbers, payloads))
+
+    def receive(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            assert isinstance(frame, Ack), frame
+            self.acked = max(self.acked, frame.seq_num + 1)
+
+
+class TankPublisher(Publisher):
+    """One request per batch; its number is the count of messages sent when it is answered."""
+
+    wire = "tank"
+    _frame = struct.Struct("<BI")
+
+    def greet(self) -> None:
+        self._in = b""
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        batch = bundle.encode(payloads, 1_700_000_000_000, compress=len(payloads) > 100)
+        head = struct.pack("<HIBBIB", 1, first + len(payloads), 0, 0, 0, 1)
+        topic = struct.pack("<B", len(self.topic)) + self.topic
+        request = head + topic + struct.pack("<BH", 1, 0) + batch.framed
+        return self._frame.pack(1, len(request)) + request
+
+    def receive(self, data: bytes) -> None:
+        self._in += data
+        while len(self._in) >= 5:
+            ident, size = self._frame.unpack_from(self._in)
+            if len(self._in) < 5 + size:
+                return
+            payload, self._in = self._in[5 : 5 + size], self._in[5 + size :]
+            if ident == 1:
+                number, code = struct.unpack("<IB", payload)
+                assert code == 0, f"refused with {code:#x}"
+                # Answers come in the order of the requests, so this covers all before it.
+                assert number > self.acked
+                self.acked = number
+            else:
+                assert ident == 3, f"unexpected message {ident}"
+
+
+PUBLISHERS: dict[str, Callable[[int, bytes, bytes, random.Random], Publisher]] = {
+    publisher.wire: publisher for publisher in (FiggPublisher, TankPublisher)
+}
+
+
+class FiggReader:
+    """Reads a topic of any protocol up to what is in it now."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
+        self._decoder = figg.Decoder()
+        self._unread: deque[object] = deque()
+        self._number = 0
+
+    def touch(self, topic: bytes) -> None:
+        """Make sure that the topic exists."""
+        self._socket.sendall(figg.encode(Attach(topic)))
+        for frame in self._frames():
+            if isinstance(frame, Attached):
+                return
+
+    def read(self, topic: bytes, after: int, mark: bytes) -> list[tuple[int, bytes]]:
+        """(offset, payload) of everything after `after`, closed by `mark`, published now."""
+        found: list[tuple[int, bytes]] = []
+        attached = False
+        self._number += 1
+        self._socket.sendall(figg.encode(Publish(topic, [self._number], [mark])))
+        self._socket.sendall(figg.encode(Attach(topic, after)))
+        for frame in self._frames():
+            if isinstance(frame, Attached):
+                assert frame.offset == after, f"attached at {frame.offset}, not {after}"
+                attached = True
+            elif isinstance(frame, Data) and attached:
+                found += zip(frame.offsets, frame.payloads)
+                if found[-1][1] == mark:
+                    break
+        return found
+
+    def _frames(self) -> Iterator[object]:
+        while True:
+            while self._unread:
+                yield self._unread.popleft()
+            data = self._socket.recv(READ_BYTES)
+            assert data, "the broker closed the connection"
+            self._unread.extend(self._decoder.feed(data))
+
+    def close(self) -> None:
+        self._socket.close()
