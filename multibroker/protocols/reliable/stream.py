@@ -22,7 +22,7 @@ from multibroker.sessions.values import Lines
 
 REPLAY_BYTES = 64 * 1024
 # Messages that all streams together, and one of them, may have made but not sent.
-_AHEAD_TOTAL = 65_536
+_AHEAD_TOTAL = 524_288
 _AHEAD_EACH = 8_192
 
 

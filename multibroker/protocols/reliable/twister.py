@@ -8,7 +8,8 @@ makes all 624 words twice over, little more than one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -61,16 +62,12 @@ def numpy_draws() -> Draws | None:
         return None
 
     def draws(seed: int, count: int) -> list[int]:
-        values = []
-        for _ in range(count):
-            reseed(seed)
-            seed = output()
-            values.append(seed)
-        return values
+        # reseed gives None, and output(None) is output(): one expression per draw.
+        return [seed := output(reseed(seed)) for _ in range(count)]
 
     return draws if all(draws(seed, 1) == [first] for seed, first in _PROOF) else None
 
 
-def update_crc(crc: int, values: Iterable[int]) -> int:
+def update_crc(crc: int, values: Sequence[int]) -> int:
     """The rolling CRC-32 of the values as big-endian 32-bit words."""
-    return crc32(b"".join([value.to_bytes(4, "big") for value in values]), crc)
+    return crc32(struct.pack(f">{len(values)}I", *values), crc)

@@ -74,7 +74,7 @@ class TwisterTests(SynchronousTestCase):
             def _legacy_seeding(self, seed: int) -> None:
                 pass
 
-            def random_raw(self) -> int:
+            def random_raw(self, size: None = None) -> int:
                 return 4
 
         with mock.patch("numpy.random.MT19937", Liar):
