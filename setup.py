@@ -9,7 +9,7 @@ VERSION = re.search(
 ).group(1)
 
 SPARK = ["pyspark>=4.1", "pyarrow>=18", "pandas<3", "numpy>=1.26"]
-TEST = ["hypothesis>=6.100", "numpy>=1.26"]
+TEST = ["hypothesis>=6.100", "numpy>=1.26", "selenium>=4.20"]
 LINT = ["flake8>=7", "isort>=6", "mypy>=1.15", "mypy-zope>=1.0.11"]
 
 setup(

@@ -181,6 +181,7 @@ class BrokerApi:
             partition=_whole(document, "partition", 0),
             create=True,
         )
+        self._broker.stats.wires["http"].messages_in += 1
         return {"seq": seq}
 
     async def tail(self, request: Request, topic: bytes) -> Any:

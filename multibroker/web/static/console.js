@@ -1,7 +1,7 @@
 // The console: one page per hash, fed by one stream of ticks.
 
 import { call, loggedIn, setToken, stream } from "./api.js";
-import { age, bytes, el, number, spark, table } from "./dom.js";
+import { age, bytes, el, number, redraw, spark, table } from "./dom.js";
 import { Rates } from "./rates.js";
 import { topicPage } from "./topic.js";
 
@@ -74,7 +74,7 @@ function topicsPage() {
           el("p", { class: "big" }, `${number(wireRates.last(wire, "in") + wireRates.last(wire, "out"))} msg/s`),
           chart(wireRates, wire),
           el("p", { class: "faint" }, `${number(counts.connections)} connections, ${number(counts.errors)} errors`))));
-      list.replaceChildren(legend(), table(
+      redraw(list, legend(), table(
         data.topics_total > data.topics.length ? `The first ${data.topics.length} of ${data.topics_total} topics` : "",
         [["Topic", "name"], ["Partitions", "number"], ["Messages", "number"], ["Size", "number"],
           ["Range", "number"], ["In/s", "number"], ["Out/s", "number"], ["Last minute", ""]],
@@ -98,7 +98,7 @@ function listPage(title, path, render) {
   async function update() {
     if (busy) return;
     busy = true;
-    try { place.replaceChildren(render(await call("GET", path))); }
+    try { redraw(place, render(await call("GET", path))); }
     catch (error) { place.replaceChildren(el("p", { class: "problem" }, error.message)); }
     finally { busy = false; }
   }

@@ -11,6 +11,14 @@ export function el(name, attributes = {}, ...children) {
   return node;
 }
 
+// Like place.replaceChildren, for places drawn anew every second: whoever is on a link with the
+// keyboard stays on it.
+export function redraw(place, ...children) {
+  const held = place.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  place.replaceChildren(...children.flat().filter((child) => child != null));
+  if (held) place.querySelector(`[href="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
+}
+
 export function table(caption, columns, rows) {
   const head = columns.map(([label, kind]) => el("th", { scope: "col", class: kind }, label));
   const body = rows.map((cells) => el("tr", {},

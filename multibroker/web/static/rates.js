@@ -2,6 +2,9 @@
 
 const LENGTH = 60;
 
+// A whole minute, also when we have watched for less.
+const padded = (values) => [...Array(LENGTH - values.length).fill(0), ...values];
+
 export class Rates {
   constructor() {
     this.history = new Map();
@@ -27,7 +30,8 @@ export class Rates {
   }
 
   series(name) {
-    return this.history.get(name) || { in: [0], out: [0] };
+    const line = this.history.get(name) || { in: [], out: [] };
+    return { in: padded(line.in), out: padded(line.out) };
   }
 
   last(name, side) {
