@@ -45,6 +45,7 @@ LENGTH_MIN = 9
 _SUBSCRIPTION_LENGTH = LENGTH_MIN + 8
 TEXT_BYTES_MAX = 0xFFFF
 
+_FRAME_TYPES = {int(kind): kind for kind in FrameType}  # far quicker than calling FrameType
 _PUBLISH, _ACK, _POLL = int(FrameType.PUBLISH), int(FrameType.ACK), int(FrameType.POLL)
 
 
@@ -196,17 +197,21 @@ def _subscription_run(data: bytes, position: int, end: int) -> tuple[Frame, int]
     return run(subscription_id, correlation_ids), position
 
 
-def _frame_type(kind: int) -> FrameType:
-    try:
-        return FrameType(kind)
-    except ValueError:
-        raise WireError(f"unknown frame type {kind:#04x}") from None
+def _frame_type(number: int) -> FrameType:
+    kind = _FRAME_TYPES.get(number)
+    if kind is None:
+        raise WireError(f"unknown frame type {number:#04x}")
+    return kind
 
 
 def _control(number: int, correlation_id: int, payload: bytes) -> Frame:
     kind = _frame_type(number)
     try:
         match kind:
+            case FrameType.PING:
+                return Ping(correlation_id)
+            case FrameType.PONG:
+                return Pong(correlation_id)
             case FrameType.HELLO:
                 fields = FieldReader(payload)
                 version = fields.u16()
@@ -224,10 +229,6 @@ def _control(number: int, correlation_id: int, payload: bytes) -> Frame:
                 fields = FieldReader(payload)
                 code, text = fields.u16(), fields.bytes16()
                 return Nack(correlation_id, code, text.decode("utf-8", "replace"))
-            case FrameType.PING:
-                return Ping(correlation_id)
-            case FrameType.PONG:
-                return Pong(correlation_id)
             case FrameType.PUBLISH | FrameType.ACK | FrameType.POLL:
                 raise WireError("wrong payload size")
     except WireError:
@@ -256,6 +257,10 @@ def _is_utf8(name: bytes) -> bool:
 def encode(frame: Frame) -> bytes:
     """The bytes of one frame, or of a whole run."""
     match frame:
+        case Ping(correlation_id):
+            return _HEAD.pack(LENGTH_MIN, FrameType.PING, correlation_id)
+        case Pong(correlation_id):
+            return _HEAD.pack(LENGTH_MIN, FrameType.PONG, correlation_id)
         case Hello(correlation_id, version):
             return _frame(FrameType.HELLO, correlation_id, _U16.pack(version))
         case Auth(correlation_id, key):
@@ -267,10 +272,6 @@ def encode(frame: Frame) -> bytes:
             message = _cut_text(text)
             payload = _U16.pack(code) + _U16.pack(len(message)) + message
             return _frame(FrameType.NACK, correlation_id, payload)
-        case Ping(correlation_id):
-            return _HEAD.pack(LENGTH_MIN, FrameType.PING, correlation_id)
-        case Pong(correlation_id):
-            return _HEAD.pack(LENGTH_MIN, FrameType.PONG, correlation_id)
         case Publishes(topic, qos, correlation_ids, payloads):
             return encode_publishes(topic, qos, correlation_ids, payloads)
         case Acks(subscription_id, correlation_ids):

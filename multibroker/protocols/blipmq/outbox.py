@@ -64,7 +64,7 @@ class Said(_Simple):
     __slots__ = ("data", "size_bytes")
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        self.data = b"".join(map(encode, frames))
+        self.data = encode(frames[0]) if len(frames) == 1 else b"".join(map(encode, frames))
         self.size_bytes = len(self.data)
 
     def advance(self, size_bytes: int) -> tuple[bytes, bool]:
