@@ -7,14 +7,15 @@ the highest number that was ever handed out and the open ones among those before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from multibroker.broker.delivery import LEFT, REFUSED, TIMED_OUT, Delivery, Policy, Returned
+from multibroker.broker.delivery import LEFT, REFUSED, Delivery, Policy, Returned
+from multibroker.broker.flights import Flights
 from multibroker.broker.positions import State, key, ranges
 from multibroker.broker.reader import Reader
 from multibroker.broker.tail import Partition, Watch
@@ -44,7 +45,6 @@ class Consumer:
         self._home = home
         self.origin = topic
         self._partition = partition
-        self._clock = home.clock
         self.name = name
         self.topic = topic.name
         self.partition = partition.index
@@ -54,12 +54,11 @@ class Consumer:
         self.error: Exception | None = None
         self.unused_since_ms = home.now_ms()
         self.readers: dict[Reader, None] = {}
-        self.in_flight: dict[int, tuple[Reader, float, int]] = {}
         self.waiters: dict[Deferred[None], Reader] = {}
         self._doomed: dict[int, Delivery] = {}
         self._in_flight_max = home.limits.in_flight_max
-        self._timer: IDelayedCall | None = None
-        self._timer_at = 0.0
+        self._flights = Flights(home.clock, self._came_back)
+        self.in_flight = self._flights.flying
         self._waking = False
         self._watch: Watch | None = None
         self.window = Window(
@@ -123,7 +122,7 @@ class Consumer:
         if len(self.readers) == 1:
             self._watch = self._partition.watch(self._appended, self.end)
             self.unused_since_ms = 0
-            self.changed()
+            self._home.used(self)
         return reader
 
     def stored(self) -> Deferred[None]:
@@ -150,32 +149,12 @@ class Consumer:
                 stats.redelivered += 1
         if reader.auto_commit:
             self.changed()
-            return
-        now = self._clock.seconds()
-        policy, in_flight = self.policy, self.in_flight
-        deadline = now + policy.ack_timeout_ms / 1000
-        for row in rows:
-            attempt = row.attempt
-            if attempt > 1:
-                in_flight[row.seq] = (reader, now + policy.timeout_secs(attempt), attempt)
-            else:
-                in_flight[row.seq] = (reader, deadline, 1)
-        reader.in_flight += len(rows)
-        if policy.ack_timeout_ms and (self._timer is None or deadline < self._timer_at):
-            self._set_timer(deadline)
+        else:
+            self._flights.start(reader, rows, self.policy)
 
     def ack(self, seqs: Iterable[int], reader: Reader | None = None) -> list[bool]:
         """Done with these. False for what is not in flight (with `reader`, if one is given)."""
-        results = []
-        in_flight = self.in_flight
-        for seq in seqs:
-            flight = in_flight.get(seq)
-            if flight is None or reader is not None and flight[0] is not reader:
-                results.append(False)
-            else:
-                del in_flight[seq]
-                flight[0].in_flight -= 1
-                results.append(True)
+        results = self._flights.end(seqs, reader)
         if True in results:
             self.changed()
             if self.waiters:
@@ -184,21 +163,22 @@ class Consumer:
 
     def nack(self, seqs: Iterable[int], reader: Reader | None = None) -> list[bool]:
         """Not done: these are available again at once, in their original order."""
-        results, back = [], []
+        results = []
+        back: dict[int, Returned] = {}
         for seq in seqs:
             flight = self.in_flight.get(seq)
             ours = flight is not None and (reader is None or flight[0] is reader)
-            results.append(ours and seq not in back)
-            if results[-1]:
-                back.append(seq)
-        self._return(back, REFUSED)
+            results.append(ours)
+            if ours:
+                back.update(self._flights.recall((seq,), REFUSED))
+        self._came_back(back)
         return results
 
     def leave(self, reader: Reader) -> None:
         self.readers.pop(reader, None)
         for waiter in [w for w, waiting in self.waiters.items() if waiting is reader]:
             waiter.cancel()
-        self._return([seq for seq, flight in self.in_flight.items() if flight[0] is reader], LEFT)
+        self._came_back(self._flights.recall(self._flights.of(reader), LEFT))
         if not self.readers:
             self._rest()
 
@@ -250,45 +230,21 @@ class Consumer:
         if self.waiters:
             self.wake()
 
-    def _return(self, seqs: Sequence[int], reason: str) -> None:
-        if not seqs:
-            return
-        back = {}
-        for seq in seqs:
-            reader, _, attempt = self.in_flight.pop(seq)
-            reader.in_flight -= 1
-            back[seq] = Returned(attempt, reason)
-        self.window.give_back(back)
-        self.wake()
+    def _came_back(self, back: Mapping[int, Returned]) -> None:
+        if back:
+            self.window.give_back(back)
+            self.wake()
 
     def _rest(self) -> None:
         """Nobody reads any more; a private consumer ends with its last reader."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._flights.stop()
         self.window.rest()
         self.unused_since_ms = self._home.now_ms()
         if self.error is None:
             self._home.unused(self)
-
-    def _set_timer(self, deadline: float) -> None:
-        delay = max(0.0, deadline - self._clock.seconds())
-        self._timer_at = deadline
-        if self._timer is None:
-            self._timer = self._clock.callLater(delay, self._time_out)
-        else:
-            self._timer.reset(delay)
-
-    def _time_out(self) -> None:
-        self._timer = None
-        now = self._clock.seconds()
-        late = [seq for seq, flight in self.in_flight.items() if flight[1] <= now]
-        self._return(late, TIMED_OUT)
-        if self.in_flight and self._timer is None:
-            self._set_timer(min(flight[1] for flight in self.in_flight.values()))
 
     # Dead letters.
 
@@ -298,8 +254,7 @@ class Consumer:
         if not limit or back.attempts < limit:
             return False
         self._doomed[row.seq] = row
-        done: Callable[[bool], None] = lambda stored: self._buried(row, back, stored)
-        self._home.bury(self, row, back, done)
+        self._home.dead_letters.bury(self, row, back, partial(self._buried, row, back))
         return True
 
     def _buried(self, row: Delivery, back: Returned, stored: bool) -> None:

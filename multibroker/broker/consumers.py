@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from multibroker import bundle
 from multibroker.broker.consumer import Consumer
-from multibroker.broker.delivery import Delivery, Policy, Returned
-from multibroker.broker.positions import RETRY_SECS, Positions, State
+from multibroker.broker.deadletters import DeadLetters, Publish
+from multibroker.broker.delivery import Policy
+from multibroker.broker.expiry import Expiry
+from multibroker.broker.positions import Positions, State
 from multibroker.broker.settings import Limits
 from multibroker.broker.topics import Topic, Topics
 from multibroker.errors import BadTopicName, LimitExceeded, UnknownConsumer, UnknownTopic
 from multibroker.interfaces import IStorage
-from multibroker.records import Bundle
 
-Publish = Callable[[bytes, Sequence[Bundle]], Deferred[int]]
 Identity = tuple[bytes, int, bytes]
 
 
@@ -49,13 +47,11 @@ class Consumers:
         self.clock = clock
         self.limits = limits
         self._topics = topics
-        self._publish = publish
         self._positions = Positions(storage, topics, clock, limits.consumer_commit_ms)
         self._durable: dict[Identity, Consumer] = {}
         self._private: dict[Consumer, None] = {}
-        self._expiry: IDelayedCall | None = None
-        self._expiry_ms = 0
-        self._retries: set[IDelayedCall] = set()
+        self._expiry = Expiry(clock, self._durable.values, limits.consumer_expiry_secs)
+        self.dead_letters = DeadLetters(publish, clock)
 
     def now_ms(self) -> int:
         return int(self.clock.seconds() * 1000)
@@ -73,7 +69,7 @@ class Consumers:
                 self._positions.changed(stored_key, bytes)
             else:
                 self._restore(state, topic)
-        self._watch_expiry(self._durable.values())
+        self._expiry.watch(self._durable.values())
 
     def _restore(self, state: State, topic: Topic) -> None:
         partition = topic.partitions[state.partition]
@@ -100,15 +96,11 @@ class Consumers:
         self._durable[_identity(consumer)] = consumer
 
     async def stop(self) -> None:
-        for timer in [self._expiry, *self._retries]:
-            if timer is not None and timer.active():
-                timer.cancel()
-        self._retries.clear()
+        self.dead_letters.stop()
         for consumer in [*self._durable.values(), *self._private]:
             for reader in list(consumer.readers):
                 reader.leave()
-        if self._expiry is not None and self._expiry.active():
-            self._expiry.cancel()
+        self._expiry.stop()
         await self._positions.flush()
 
     def open(
@@ -126,18 +118,19 @@ class Consumers:
         part = topic.partition(partition)
         known = None if name is None else self._durable.get((topic.name, partition, name))
         if known is not None:
-            known.policy = policy
+            if known.policy != policy:
+                known.policy = policy
+                self.changed(known)
             return self.stored(known).addCallback(lambda _: known)
         if len(self._durable) + len(self._private) >= self.limits.consumers_max:
             return fail(LimitExceeded("consumers", self.limits.consumers_max))
         after = part.last if start is None else max(min(start, part.last), part.first - 1)
         consumer = Consumer(self, topic, part, name, policy, metadata, after)
         if name is None:
-            self._private[consumer] = None
             return succeed(consumer)
         self._durable[topic.name, partition, name] = consumer
         self.changed(consumer)
-        self._watch_expiry([consumer])
+        self._expiry.watch([consumer])
         return self.stored(consumer).addCallbacks(
             lambda _: consumer, self._not_stored, errbackArgs=(consumer,)
         )
@@ -172,11 +165,18 @@ class Consumers:
             consumer.end(UnknownConsumer("the consumer was removed"))
         return self.stored(consumer)
 
+    def used(self, consumer: Consumer) -> None:
+        """Its first reader has joined. A private one is known from then on."""
+        if consumer.durable:
+            self.changed(consumer)
+        else:
+            self._private[consumer] = None
+
     def unused(self, consumer: Consumer) -> None:
         """Its last reader has left."""
         if consumer.durable:
             self.changed(consumer)
-            self._watch_expiry([consumer])
+            self._expiry.watch([consumer])
         else:
             consumer.end(UnknownConsumer("its reader has left"))
 
@@ -205,87 +205,6 @@ class Consumers:
         self._durable[identity] = heir
         self.changed(heir)
 
-    def bury(
-        self, consumer: Consumer, row: Delivery, back: Returned, done: Callable[[bool], None]
-    ) -> None:
-        """Publish to the dead-letter topic; `done(False)` a little later if that fails."""
-        target = consumer.policy.dead_letter_topic
-        self.log.warn(
-            "{topic!r}/{partition}: message {seq} was delivered {attempts} times in vain"
-            " ({reason}), dead-letter topic: {target!r}",
-            topic=consumer.topic,
-            partition=consumer.partition,
-            seq=row.seq,
-            attempts=back.attempts,
-            reason=back.reason,
-            target=target,
-        )
-        if target is None:
-            done(True)
-            return
-        letter = bundle.encode(
-            [row.payload],
-            row.timestamp_ms,
-            keys=None if row.key is None else [row.key],
-            headers=[row.headers + _reasons(consumer, row, back)],
-        )
-        published = self._publish(target, [letter])
-        published.addCallbacks(
-            lambda seq: done(True), self._not_buried, errbackArgs=(consumer, done)
-        )
-
-    def _not_buried(
-        self, failure: Failure, consumer: Consumer, done: Callable[[bool], None]
-    ) -> None:
-        self.log.error(
-            "the dead-letter topic of {topic!r} refuses: {error}",
-            topic=consumer.topic,
-            error=failure.value,
-        )
-
-        def again() -> None:
-            self._retries.discard(timer)
-            done(False)
-
-        timer = self.clock.callLater(RETRY_SECS, again)
-        self._retries.add(timer)
-
-    # Expiry.
-
-    def _watch_expiry(self, consumers: Iterable[Consumer]) -> None:
-        """One timer, for the consumer that expires first; it looks at all when it fires."""
-        due_ms = min((ms for ms in map(self._expires_ms, consumers) if ms), default=0)
-        if not due_ms:
-            return
-        if self._expiry is not None and self._expiry.active():
-            if due_ms >= self._expiry_ms:
-                return
-            self._expiry.cancel()
-        self._expiry_ms = due_ms
-        delay_secs = max(0, due_ms - self.now_ms()) / 1000
-        self._expiry = self.clock.callLater(delay_secs, self._expire)
-
-    def _expires_ms(self, consumer: Consumer) -> int:
-        """When it will be forgotten, or 0."""
-        secs = consumer.policy.expiry_secs
-        secs = self.limits.consumer_expiry_secs if secs is None else secs
-        if consumer.readers or not secs:
-            return 0
-        return consumer.unused_since_ms + secs * 1000
-
-    def _expire(self) -> None:
-        self._expiry = None
-        now_ms = self.now_ms()
-        for consumer in list(self._durable.values()):
-            if 0 < self._expires_ms(consumer) <= now_ms:
-                self.log.info(
-                    "consumer {name!r} of {topic!r} is forgotten: nobody used it",
-                    name=consumer.name,
-                    topic=consumer.topic,
-                )
-                consumer.end(UnknownConsumer("nobody used the consumer"))
-        self._watch_expiry(self._durable.values())
-
 
 def _identity(consumer: Consumer) -> Identity:
     return consumer.topic, consumer.partition, consumer.name or b""
@@ -301,17 +220,4 @@ def _status(consumer: Consumer) -> ConsumerStatus:
         in_flight=len(consumer.in_flight),
         readers=len(consumer.readers),
         metadata=consumer.metadata,
-    )
-
-
-def _reasons(
-    consumer: Consumer, row: Delivery, back: Returned
-) -> tuple[tuple[bytes, bytes], ...]:
-    return (
-        (b"dead-letter-topic", consumer.topic),
-        (b"dead-letter-partition", b"%d" % consumer.partition),
-        (b"dead-letter-seq", b"%d" % row.seq),
-        (b"dead-letter-consumer", consumer.name or b""),
-        (b"dead-letter-deliveries", b"%d" % back.attempts),
-        (b"dead-letter-reason", back.reason.encode()),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
-from multibroker.records import Headers
+from multibroker.records import Headers, Records
 
 OLDEST = 0
 """Start of a consumer: everything that the log still has."""
@@ -56,3 +58,27 @@ class Policy:
     def timeout_secs(self, attempt: int) -> float:
         timeout_ms = self.ack_timeout_ms * self.backoff_factor ** min(attempt - 1, 64)
         return min(timeout_ms, self.ack_timeout_max_ms) / 1000
+
+
+def cut(payloads: Sequence[bytes], start: int, end: int, size_bytes: int) -> int:
+    """Where to stop so that the payloads from `start` on are no more than `size_bytes`."""
+    size = 0
+    for index in range(start, end):
+        size += len(payloads[index])
+        if size > size_bytes and index > start:
+            return index
+    return end
+
+
+def rows_of(records: Records, start: int, end: int, attempt: int = 1) -> list[Delivery]:
+    return list(
+        map(
+            Delivery,
+            records.seqs[start:end],
+            repeat(attempt),
+            records.payloads[start:end],
+            repeat(()) if records.headers is None else records.headers[start:end],
+            records.timestamps_ms[start:end],
+            repeat(None) if records.keys is None else records.keys[start:end],
+        )
+    )

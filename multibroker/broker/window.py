@@ -12,15 +12,14 @@ Only numbers are kept of what is in flight, and one chunk at most of what is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from multibroker.broker.delivery import Delivery, Returned
+from multibroker.broker.delivery import Delivery, Returned, cut, rows_of
 from multibroker.broker.tail import Partition
 from multibroker.broker.topics import Topic
 from multibroker.errors import CorruptRange, SequenceOutOfRange
@@ -122,8 +121,8 @@ class Window:
                 )
             ]
         else:
-            end = _cut(payloads, start, min(count, start + limit), size_bytes)
-            rows = _rows(fresh, start, end)
+            end = cut(payloads, start, min(count, start + limit), size_bytes)
+            rows = rows_of(fresh, start, end)
         self.handed = rows[-1].seq
         self._index = end
         if end == count:
@@ -202,7 +201,7 @@ class Window:
             back = returned.pop(seq, None)
             if back is None:
                 continue
-            row = _rows(records, index, index + 1, back.attempts + 1)[0]
+            row = rows_of(records, index, index + 1, back.attempts + 1)[0]
             if not self._doomed(row, back):
                 rows.append(row)
                 reasons.append(back.reason)
@@ -282,27 +281,3 @@ class Window:
             last=last,
             reason=reason,
         )
-
-
-def _cut(payloads: Sequence[bytes], start: int, end: int, size_bytes: int) -> int:
-    """Where to stop so that the payloads from `start` on are no more than `size_bytes`."""
-    size = 0
-    for index in range(start, end):
-        size += len(payloads[index])
-        if size > size_bytes and index > start:
-            return index
-    return end
-
-
-def _rows(records: Records, start: int, end: int, attempt: int = 1) -> list[Delivery]:
-    return list(
-        map(
-            Delivery,
-            records.seqs[start:end],
-            repeat(attempt),
-            records.payloads[start:end],
-            repeat(()) if records.headers is None else records.headers[start:end],
-            records.timestamps_ms[start:end],
-            repeat(None) if records.keys is None else records.keys[start:end],
-        )
-    )

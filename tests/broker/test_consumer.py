@@ -300,6 +300,19 @@ class AcknowledgementTests(SynchronousTestCase):
         clock.advance(3)
         self.assertEqual([(r.seq, r.attempt) for r in reader.take(9)], [(2, 2)])
 
+    def test_one_that_takes_again_at_once_does_not_delay_the_others(self) -> None:
+        broker, _, clock = make_broker()
+        consumer = consuming(broker, b"a", b"b", policy=Policy(ack_timeout_ms=5000))
+        reader, eager = consumer.join(), consumer.join()
+        reader.take()
+        clock.advance(1)
+        reader.take()
+        eager.ready().addCallback(lambda _: eager.take())
+        clock.advance(4)
+        self.assertEqual(eager.in_flight, 1)
+        clock.advance(1)
+        self.assertEqual([(r.seq, r.attempt) for r in reader.take(9)], [(2, 2)])
+
     def test_one_timer_serves_all_and_none_is_left(self) -> None:
         broker, _, clock = make_broker()
         reader = consuming(broker, *[b"a"] * 9).join()
@@ -493,10 +506,16 @@ class OpeningTests(SynchronousTestCase):
 
     def test_there_is_a_limit(self) -> None:
         broker, _, _ = make_broker(consumers_max=1)
-        consumer = consuming(broker, b"a")
+        reader = consuming(broker, b"a").join()
         self.failureResultOf(broker.consumer(b"t"), LimitExceeded)
-        consumer.join().leave()
+        reader.leave()
         self.successResultOf(broker.consumer(b"t"))
+
+    def test_a_private_one_that_nobody_joins_leaves_nothing(self) -> None:
+        broker, _, clock = make_broker(consumers_max=1)
+        for _ in range(3):
+            consuming(broker, b"a")
+        self.assertEqual((broker.consumers(), clock.getDelayedCalls()), ([], []))
 
     def test_operators_see_how_each_one_stands(self) -> None:
         broker, _, _ = make_broker()

@@ -320,7 +320,6 @@ class Run:
         self.published = 0
         self.acked: set[int] = set()
         self.stored: set[int] = set()
-        self.seen: set[int] = set()
         self.publish(3)
         self.open()
 
@@ -329,7 +328,7 @@ class Run:
         self.consumer = durable(self.broker, policy=policy)
         self.readers = [self.consumer.join(in_flight_max=4) for _ in range(2)]
         self.held: list[list[int]] = [[], []]
-        self.last_fresh = [0, 0]
+        self.last_fresh = 0
 
     def publish(self, count: int) -> None:
         self.broker.publish(b"t", batch(*[b"x" * 30] * count))
@@ -341,7 +340,9 @@ class Run:
             self.test.assertNotIn(row.seq, self.acked)
             self.test.assertNotIn(row.seq, self.held[0] + self.held[1])
             self.held[index].append(row.seq)
-            self.seen.add(row.seq)
+            if row.attempt == 1:
+                self.test.assertGreater(row.seq, self.last_fresh)
+                self.last_fresh = row.seq
         seqs = [row.seq for row in rows]
         self.test.assertEqual(seqs, sorted(seqs))
         self.test.assertLessEqual(len(self.held[index]), 4)
