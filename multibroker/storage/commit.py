@@ -7,6 +7,7 @@ sync fails, what it should have stored is taken back, for nobody knows what reac
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,11 @@ from multibroker.storage.segment import Mark
 
 SYNC_THREADS = 8
 """Syncs of several files overlap: the file system joins them in one of its own commits."""
+
+
+EARLY_BYTES = 256 << 10
+"""With so much written, a sync need not wait for the end of the reactor's turn: it overlaps with
+the writes that follow."""
 
 
 class GroupCommit:
@@ -47,6 +53,7 @@ class GroupCommit:
         self._finished = finished
         self._running = self._scheduled = False
         self._journals: dict[str, File] = {}
+        self._journals_known: set[str] = set()  # their directory has been synced
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -54,9 +61,17 @@ class GroupCommit:
         return not (self._running or self.next)
 
     def add(self, append: Append) -> None:
-        self.next.items.append(append)
-        self.next.partitions[append.partition] = None
-        self.schedule()
+        round = self.next
+        round.items.append(append)
+        round.partitions[append.partition] = None
+        if self._running:
+            return
+        for bundle in append.bundles:
+            round.size += len(bundle.framed)
+        if round.size >= EARLY_BYTES:
+            self._start()
+        else:
+            self.schedule()
 
     def add_unit(self, unit: Unit, journal: File) -> None:
         self.next.items.append(unit)
@@ -117,6 +132,9 @@ class GroupCommit:
                 errors[partition] = error
         for journal in journals:
             error = self._sync_one((None, journal))
+            if journal.path not in self._journals_known:
+                self._journals_known.add(journal.path)
+                error = error or self._sync_one((None, os.path.dirname(journal.path)))
             if error is not None:
                 errors[None] = error
         return errors

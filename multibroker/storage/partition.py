@@ -82,6 +82,7 @@ class Round:
     applied: list[Ticket] = field(default_factory=list)
     """Journal units that are in their partitions, which this round makes durable."""
     waiters: list[Callable[[], None]] = field(default_factory=list)
+    size: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.items or self.partitions or self.waiters)
