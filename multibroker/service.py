@@ -125,7 +125,7 @@ class BrokerService(Service):
     async def _listen(self, listener: Listener) -> None:
         factory = await self._factory(listener.wire)
         try:
-            endpoint = serverFromString(self.reactor, listener.endpoint)
+            endpoint = serverFromString(self.reactor, self._description(listener))
         except (ValueError, TypeError, KeyError, OSError) as error:
             problem = f"{listener.endpoint!r} is not a usable endpoint: {error}"
             raise ConfigError(listener.wire.name, problem) from None
@@ -134,6 +134,13 @@ class BrokerService(Service):
         address = format_address(port)
         self.lifecycle.listeners.append((listener.wire.name, address))
         self.log.info("{wire} listening on {address}", wire=listener.wire.name, address=address)
+
+    def _description(self, listener: Listener) -> str:
+        """A wire may complete its endpoint strings, say with a certificate for development."""
+        prepare = getattr(listener.wire, "prepare_endpoint", None)
+        if prepare is None:
+            return listener.endpoint
+        return str(prepare(listener.endpoint, self.data_dir))
 
     async def _factory(self, wire: Any) -> Any:
         """A wire's factory is built once, however many endpoints it has."""

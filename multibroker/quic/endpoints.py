@@ -54,6 +54,16 @@ class QuicListeningPort:
         """Already done by the endpoint."""
 
     def stopListening(self) -> Any:
+        """Take no new connections; those that are there go on, as on TCP.
+
+        The UDP port is closed at once if there are none, else with the last of them.
+        """
+        self._protocol.refuse_new(self._port.stopListening)
+        if self._protocol.connections:
+            return succeed(None)
+        return self._port.stopListening()
+
+    def close(self) -> Any:
         """Close every connection (the peers are told) and then the port."""
         self._protocol.close_all()
         return self._port.stopListening()
@@ -229,6 +239,7 @@ def client_settings(options: dict[str, str]) -> QuicSettings:
 _LIMIT_OPTIONS = {
     "maxConnections": "connections_max",
     "maxStreams": "streams_bidirectional_max",
+    "maxUniStreams": "streams_unidirectional_max",
     "retry": "half_open_before_retry",
     "streamWindow": "stream_window_bytes",
     "connectionWindow": "connection_window_bytes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
+from typing import Any, Callable
 
 from aioquic._buffer import Buffer
 from aioquic.quic import events
@@ -54,11 +54,18 @@ class QuicServerProtocol(DatagramProtocol):
         self._batch_due: IDelayedCall | None = None
         self._resets_left = self._limits.stateless_resets_per_s
         self._resets_second = 0
+        self._refuses_new = False
+        self._close_port: Callable[[], Any] | None = None
 
     @property
     def connections(self) -> list[Connection]:
         """The connections that are alive or still draining."""
         return list(self._cids)
+
+    def refuse_new(self, close_port: Callable[[], Any]) -> None:
+        """No new connections from now on; `close_port` is called when the last one is gone."""
+        self._refuses_new = True
+        self._close_port = close_port if self._cids else None
 
     # DatagramProtocol
 
@@ -157,7 +164,7 @@ class QuicServerProtocol(DatagramProtocol):
     # New connections
 
     def _admit(self, header: QuicHeader, addr: Address) -> Connection | None:
-        if len(self._cids) >= self._limits.connections_max:
+        if self._refuses_new or len(self._cids) >= self._limits.connections_max:
             self._refuse(header, addr, QuicErrorCode.CONNECTION_REFUSED)
             return None
         if header.token:
@@ -242,6 +249,9 @@ class QuicServerProtocol(DatagramProtocol):
         for cid in self._cids.pop(connection, ()):
             self._by_cid.pop(cid, None)
         self._half_open.discard(connection)
+        if not self._cids and self._close_port is not None:
+            close_port, self._close_port = self._close_port, None
+            close_port()
 
     def _send(self, datagrams: Datagrams) -> None:
         send_datagrams(self.transport, datagrams)

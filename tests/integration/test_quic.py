@@ -76,7 +76,7 @@ class LoopbackTests(TestCase):
             reactor, f"quic:0:interface={escaped}:certDir={self.directory}:alpn=echo"
         )
         port: Any = await endpoint.listen(Factory.forProtocol(Echo))
-        self.addCleanup(port.stopListening)
+        self.addCleanup(port.close)
         return int(port.getHost().port)
 
     def client(self, port: int, host: str = "127.0.0.1", options: str = "") -> QuicClientEndpoint:

@@ -117,12 +117,26 @@ class HandshakeTests(TestCase):
         self.assertEqual(pair.port.connections, [])
         self.assertEqual(pair.factory.made, [])
 
-    def test_stop_listening_tells_every_peer(self) -> None:
+    def test_stop_listening_lets_connections_go_on_and_refuses_new_ones(self) -> None:
+        pair = Pair(Echo)
+        client = Recorder()
+        connection = pair.connect()
+        connection.open_stream(client).write(b"before ")
+        pair.network.run_until(lambda: client.data)
+        pair.port.stopListening()
+        self.assertRaises(QuicHandshakeFailed, pair.connect)
+        client.transport.write(b"after")
+        pair.network.run_until(lambda: client.data == b"before after")
+        connection.close()
+        pair.network.run(10)
+        self.assertEqual(pair.network.ports, {}, "closed with the last connection")
+
+    def test_close_tells_every_peer(self) -> None:
         pair = Pair()
         client = Recorder()
         pair.connect().open_stream(client).write(b"x")
         pair.network.run_until(lambda: pair.factory.built)
-        pair.port.stopListening()
+        pair.port.close()
         self.assertTrue(pair.factory.built[0].lost)
         pair.network.run_until(lambda: client.lost)
         self.assertTrue(client.lost.check(ConnectionDone))

@@ -1,0 +1,5 @@
+"""Registers Fujin; all logic is in multibroker.protocols.fujin."""
+
+from multibroker.protocols.fujin.plugin import FujinWire
+
+fujin = FujinWire()
