@@ -1,0 +1,63 @@
+"""A Figg server on a real port and a real disk, in the test's own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.trial.unittest import TestCase
+
+from multibroker.broker.broker import Broker
+from multibroker.protocols.figg.backoff import Constant
+from multibroker.protocols.figg.client import FiggClient
+from multibroker.protocols.figg.options import ClientOptions
+from multibroker.protocols.figg.server import FiggFactory
+from multibroker.storage.local import LocalStorage
+from tests.protocols.figg.support import settings
+
+HOST = "127.0.0.1"
+
+
+class FiggServer:
+    """Stores in `directory`; `port` is where it listens."""
+
+    def __init__(self, reactor: Any, directory: str) -> None:
+        self.reactor = reactor
+        self.broker = Broker(LocalStorage(directory, reactor), reactor)
+        self.factory = FiggFactory(self.broker, settings(), reactor)
+        self.port = 0
+
+    async def start(self) -> None:
+        await self.broker.start()
+        endpoint = TCP4ServerEndpoint(self.reactor, 0, backlog=4096, interface=HOST)
+        self._listening = await endpoint.listen(self.factory)
+        self.port = self._listening.getHost().port
+
+    async def stop(self) -> None:
+        await self._listening.stopListening()
+        await self.factory.stopServing()
+        await self.broker.stop()
+
+
+class FiggTestCase(TestCase):
+    """Starts a server; clients made with `client` are closed at the end."""
+
+    timeout = 90
+
+    async def server(self) -> FiggServer:
+        from twisted.internet import reactor
+
+        server = FiggServer(reactor, self.mktemp())
+        await server.start()
+        self.addCleanup(lambda: Deferred.fromCoroutine(server.stop()))
+        return server
+
+    def client(self, port: int, **options: Any) -> FiggClient:
+        from twisted.internet import reactor
+
+        options = {"backoff": Constant(0.01)} | options
+        endpoint = TCP4ClientEndpoint(reactor, HOST, port)
+        client = FiggClient(reactor, endpoint, ClientOptions(**options))
+        self.addCleanup(client.close, 0)
+        return client
