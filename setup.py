@@ -20,7 +20,8 @@ setup(
     python_requires=">=3.11",
     # twisted.plugins is not a package of ours (no __init__.py beside the plugin),
     # but listing it is what puts the plugin where twistd looks.
-    packages=find_packages(include=["multibroker*"]) + ["twisted.plugins"],
+    # pyspark_multibroker is where Spark looks for the data source by itself.
+    packages=find_packages(include=["multibroker*", "pyspark_multibroker"]) + ["twisted.plugins"],
     package_data={"multibroker": ["py.typed"], "multibroker.web": ["static/*", "*.json"]},
     install_requires=[
         "twisted[tls]>=25.5",
