@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -229,12 +232,16 @@ class _Welcome:
     def __init__(self, listening: Sequence[Listener], data_dir: Path) -> None:
         self._wires = list(dict.fromkeys(listener.wire for listener in listening))
         self._data_dir = data_dir
+        self._command = "multibroker"
+        if shutil.which("multibroker") is None:
+            self._command = os.path.relpath(Path(sys.executable).parent / "multibroker")
 
     def __call__(self) -> str:
         lines = ["", "The broker is running. Send a first message from another terminal:", ""]
         for wire in self._wires:
             hint = getattr(wire, "first_message", None)
             if hint is not None:
-                lines.append(f"  {wire.name:<9} {hint(self._data_dir)}")
+                text = str(hint(self._data_dir)).replace("multibroker ", f"{self._command} ", 1)
+                lines.append(f"  {wire.name:<9} {text}")
         lines += ["", "Stop it with Ctrl-C. Nothing acknowledged is lost.", ""]
         return "\n".join(lines)
