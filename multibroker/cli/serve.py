@@ -10,7 +10,6 @@ from twisted.logger import FileLogObserver, LogEvent, LogLevel, eventAsText
 from multibroker.cli.output import styled
 
 
-
 def serve(arguments: list[str]) -> int:
     """twistd's own main, in the foreground and without a pid file."""
     from twisted.scripts.twistd import run
