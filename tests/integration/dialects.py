@@ -12,15 +12,28 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import ClassVar
 
 from multibroker import bundle
+from multibroker.protocols.blipmq import codec as blipmq
+from multibroker.protocols.blipmq.messages import (
+    Acks,
+    Auth,
+    Hello,
+    Ping,
+    Polls,
+    Pong,
+    Publishes,
+    Subscribe,
+)
 from multibroker.protocols.figg import codec as figg
 from multibroker.protocols.figg.messages import Ack, Attach, Attached, Data, Publish
 
 WINDOW = 2000
 READ_BYTES = 1 << 18
 TIMEOUT_SECS = 30.0
+BLIPMQ_KEY = b"crash"
 
 
 class Publisher:
@@ -132,8 +145,101 @@ class TankPublisher(Publisher):
                 assert ident == 3, f"unexpected message {ident}"
 
 
+class BlipmqPublisher(Publisher):
+    """QoS 1 messages; a PING behind each batch is the barrier that tells how many are stored."""
+
+    wire = "blipmq"
+
+    def greet(self) -> None:
+        self._decoder = blipmq.Decoder()
+        blipmq_login(self.socket, self._decoder)
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        numbers = list(range(first, first + len(payloads)))
+        batch = blipmq.encode(Publishes(self.topic, 1, numbers, payloads))
+        return batch + blipmq.encode(Ping(first + len(payloads)))
+
+    def receive(self, data: bytes) -> None:
+        for frame in self._decoder.feed(data):
+            assert isinstance(frame, Pong), frame
+            self.acked = frame.correlation_id
+
+
+def blipmq_login(sock: socket.socket, decoder: blipmq.Decoder) -> None:
+    sock.sendall(blipmq.encode(Hello(1)) + blipmq.encode(Auth(2, BLIPMQ_KEY)))
+    answers: list[object] = []
+    while sum(len(frame.correlation_ids) for frame in answers if isinstance(frame, Acks)) < 2:
+        data = sock.recv(READ_BYTES)
+        assert data, "the broker closed the connection"
+        answers += decoder.feed(data)
+        assert all(isinstance(frame, Acks) for frame in answers), answers
+
+
+def identity(payload: bytes) -> bytes:
+    """The publisher's name and the message's number."""
+    return b" ".join(payload.split(b" ", 2)[:2])
+
+
+class BlipmqSubscriber:
+    """Polls a durable subscription and acknowledges some of what comes, in any order.
+
+    `seen` has the first two words of every message that came on this connection, `empty` the
+    number of round trips since the last one.
+    """
+
+    POLLS = 50
+
+    def __init__(self, port: int, chance: random.Random, subscription_id: int = 0) -> None:
+        self._chance = chance
+        self._decoder = blipmq.Decoder()
+        self._unacked: list[int] = []
+        self.subscription_id = subscription_id
+        self.seen: list[bytes] = []
+        self.empty = 0
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
+        blipmq_login(self.socket, self._decoder)
+
+    def subscribe(self, topic: bytes) -> int:
+        self.socket.sendall(blipmq.encode(Subscribe(3, topic, 1)))
+        while not self.subscription_id:
+            for frame in self._decoder.feed(self.socket.recv(READ_BYTES)):
+                assert isinstance(frame, Acks), frame
+                self.subscription_id = frame.subscription_id
+        return self.subscription_id
+
+    def poll(self) -> None:
+        """Some polls, and the barrier behind them."""
+        polls = Polls(self.subscription_id, [7] * self.POLLS)
+        self.socket.sendall(blipmq.encode(polls) + blipmq.encode(Ping(8)))
+
+    def round_trip(self, share: float) -> bool:
+        """Poll, take what comes, acknowledge a share of it; False when the broker is gone."""
+        before = len(self.seen)
+        with suppress(ConnectionError):
+            self.poll()
+            while data := self.socket.recv(READ_BYTES):
+                frames = list(self._decoder.feed(data))
+                over = isinstance(frames[-1], Pong) if frames else False
+                for frame in frames[:-1] if over else frames:
+                    assert isinstance(frame, Publishes), frame
+                    self._unacked += frame.correlation_ids
+                    self.seen += map(identity, frame.payloads)
+                if over:
+                    self.empty = 0 if len(self.seen) > before else self.empty + 1
+                    self._acknowledge(share)
+                    return True
+        return False
+
+    def _acknowledge(self, share: float) -> None:
+        self._chance.shuffle(self._unacked)
+        count = round(len(self._unacked) * share)
+        tags, self._unacked = self._unacked[:count], self._unacked[count:]
+        if tags:
+            self.socket.sendall(blipmq.encode(Acks(self.subscription_id, tags)))
+
+
 PUBLISHERS: dict[str, Callable[[int, bytes, bytes, random.Random], Publisher]] = {
-    publisher.wire: publisher for publisher in (FiggPublisher, TankPublisher)
+    publisher.wire: publisher for publisher in (FiggPublisher, TankPublisher, BlipmqPublisher)
 }
 
 

@@ -5,28 +5,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
+import threading
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.integration.dialects import PUBLISHERS, FiggReader, Publisher
+from tests.integration.dialects import (
+    PUBLISHERS,
+    BlipmqSubscriber,
+    FiggPublisher,
+    FiggReader,
+    Publisher,
+    identity,
+)
 from tests.integration.process import BrokerProcess, Nursery
 
 KILLS = int(os.environ.get("CRASH_KILLS", "50"))
 SEED = int(os.environ.get("CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
 PUBLISHERS_EACH = 2
 PUBLISH_SECS_MAX = 0.15
+DRAIN_SECS = 30.0
 POLICIES = ("always", "always", "interval:20", "never")
 
 # Small segments, so that kills also hit rolls and the recovery of many files.
 SETTINGS = """
 [broker]
 topic-defaults = ["log.segment.bytes=256kb", "log.index.interval.bytes=1kb"]
+
+[blipmq]
+api-key = ["crash"]
 """
 
 
@@ -81,8 +95,10 @@ class TopicModel:
         self.last += 1
 
 
-class CrashTests(SynchronousTestCase):
-    def test_what_was_acknowledged_survives_every_kill(self) -> None:
+class CrashCase(SynchronousTestCase):
+    """A broker with every wire that has a publisher, ready to be killed."""
+
+    def setUp(self) -> None:
         directory = Path(self.mktemp()).resolve()
         directory.mkdir()
         (directory / "broker.toml").write_text(SETTINGS)
@@ -93,14 +109,34 @@ class CrashTests(SynchronousTestCase):
         options = [*wires, "--config=broker.toml"]
         self.broker = BrokerProcess(directory, *options, nursery=nursery)
         self.addCleanup(self.broker.kill)
-        self.topics = {wire: TopicModel(wire.encode()) for wire in PUBLISHERS}
+
+    def attempt(self, rounds: Callable[[], None]) -> None:
         try:
-            self.run_rounds()
+            rounds()
         except BaseException:
             print(f"\nCRASH_SEED={SEED}, the broker's last words:\n{self.broker.log}")
             raise
 
-    def run_rounds(self) -> None:
+    def start(self) -> None:
+        self.broker.start(f"--fsync={self.chance.choice(POLICIES)}")
+
+    def pump(self, publishers: list[Publisher], until: float) -> None:
+        by_socket = {publisher.socket: publisher for publisher in publishers}
+        while (left := until - time.monotonic()) > 0:
+            writing = [p.socket for p in publishers if p.wants_to_write()]
+            readable, writable, _ = select.select(list(by_socket), writing, [], left)
+            for sock in readable:
+                assert by_socket[sock].read_some(), "the broker closed the connection"
+            for sock in writable:
+                by_socket[sock].write_some()
+
+
+class PublishedMessages(CrashCase):
+    def test_what_was_acknowledged_survives_every_kill(self) -> None:
+        self.topics = {wire: TopicModel(wire.encode()) for wire in PUBLISHERS}
+        self.attempt(self.rounds)
+
+    def rounds(self) -> None:
         for number in range(KILLS):
             if self.chance.random() < 0.2:
                 self.kill_while_starting()
@@ -112,9 +148,6 @@ class CrashTests(SynchronousTestCase):
         self.broker.stop()
         acknowledged = sum(topic.last for topic in self.topics.values())
         self.assertGreater(acknowledged, KILLS)
-
-    def start(self) -> None:
-        self.broker.start(f"--fsync={self.chance.choice(POLICIES)}")
 
     def kill_while_starting(self) -> None:
         self.broker.launch()
@@ -144,12 +177,62 @@ class CrashTests(SynchronousTestCase):
         for publisher in publishers:
             publisher.drain()
 
-    def pump(self, publishers: list[Publisher], until: float) -> None:
-        by_socket = {publisher.socket: publisher for publisher in publishers}
-        while (left := until - time.monotonic()) > 0:
-            writing = [p.socket for p in publishers if p.wants_to_write()]
-            readable, writable, _ = select.select(list(by_socket), writing, [], left)
-            for sock in readable:
-                assert by_socket[sock].read_some(), "the broker closed the connection"
-            for sock in writable:
-                by_socket[sock].write_some()
+
+class DurableSubscriptions(CrashCase):
+    """Every message that was stored comes at least once, however often the broker dies."""
+
+    topic = b"queue"
+
+    def test_a_subscription_misses_nothing_across_kills(self) -> None:
+        self.seen: set[bytes] = set()
+        self.subscription_id = 0
+        self.attempt(self.rounds)
+
+    def rounds(self) -> None:
+        for number in range(max(KILLS // 5, 1)):
+            self.start()
+            self.publish_and_poll_until_killed(b"%d" % number)
+        self.start()
+        reader = FiggReader(self.broker.ports["figg"])
+        stored = {identity(payload) for _, payload in reader.read(self.topic, 0, b"mark 1")}
+        reader.close()
+        self.drain(stored)
+        self.assertGreater(len(stored), KILLS)
+        self.assertEqual(self.seen, stored)
+        self.broker.stop()
+        self.start()
+        again = self.subscriber()
+        again.round_trip(share=1.0)
+        self.assertEqual(again.seen, [])
+
+    def subscriber(self) -> BlipmqSubscriber:
+        port = self.broker.ports["blipmq"]
+        subscriber = BlipmqSubscriber(port, self.chance, self.subscription_id)
+        self.addCleanup(subscriber.socket.close)
+        if not self.subscription_id:
+            self.subscription_id = subscriber.subscribe(self.topic)
+        return subscriber
+
+    def publish_and_poll_until_killed(self, round_name: bytes) -> None:
+        subscriber = self.subscriber()
+        publisher = FiggPublisher(
+            self.broker.ports["figg"], self.topic, b"figg-" + round_name, self.chance
+        )
+        killer = threading.Timer(self.chance.uniform(0.01, 0.2), self.broker.kill)
+        killer.start()
+        while subscriber.round_trip(share=self.chance.random()):
+            with contextlib.suppress(ConnectionError):
+                if publisher.sent < 1000 and publisher.wants_to_write():
+                    publisher.write_some()
+        killer.join()
+        publisher.drain()
+        self.seen.update(subscriber.seen)
+
+    def drain(self, stored: set[bytes]) -> None:
+        """Poll and acknowledge until all of it has come on this connection or an earlier one."""
+        subscriber = self.subscriber()
+        until = time.monotonic() + DRAIN_SECS
+        while not stored <= self.seen or subscriber.empty < 3:
+            assert time.monotonic() < until, f"{len(stored - self.seen)} messages never came"
+            subscriber.round_trip(share=1.0)
+            self.seen.update(subscriber.seen)
