@@ -27,7 +27,8 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from multibroker.errors import MultibrokerError
+from multibroker.errors import FrameTooLarge, MultibrokerError
+from multibroker.protocols.blipmq.codec import payload_bytes_max
 from multibroker.protocols.blipmq.connection import BlipmqConnection, Message, Refused
 from multibroker.protocols.blipmq.unconfirmed import Unconfirmed
 
@@ -179,6 +180,9 @@ class BlipmqClient:
         """Send several messages, in order."""
         if self._failure is not None:
             return fail(self._failure)
+        largest, limit = max(map(len, payloads), default=0), payload_bytes_max(topic)
+        if largest > limit:
+            return fail(FrameTooLarge(largest, limit))
         connection = self._connection
         if qos == 0:
             if connection is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
@@ -95,6 +96,7 @@ class BlipmqConnection(Protocol):
         self._decoder = Decoder()
         self._requests: deque[_Request] = deque()
         self._next_id = FIRST_CORRELATION_ID
+        self._ended = False
         self.authenticated: Deferred[None] = Deferred(lambda _: self.transport.abortConnection())
 
     def connectionMade(self) -> None:
@@ -174,7 +176,7 @@ class BlipmqConnection(Protocol):
             for frame in self._decoder.feed(data):
                 self._frame_received(frame)
         except WireError as error:
-            self._fail_all(Failure(error))
+            self._over(Failure(ConnectionLost(f"the broker broke the protocol: {error}")))
             self.transport.abortConnection()
 
     def _frame_received(self, frame: Frame) -> None:
@@ -230,10 +232,14 @@ class BlipmqConnection(Protocol):
             self._refused(number, error)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._fail_all(reason)
-        self._lost(reason)
+        self._over(reason)
 
-    def _fail_all(self, reason: Failure) -> None:
+    def _over(self, reason: Failure) -> None:
+        """Once: first the owner hears of it, so that nobody whose request fails asks us again."""
+        if self._ended:
+            return
+        self._ended = True
+        self._lost(reason)
         requests, self._requests = self._requests, deque()
         for request in requests:
             # What was at most once is gone from the broker; the rest is delivered again.

@@ -138,10 +138,9 @@ class BlipmqWire:
 
     def first_message(self, data_dir: Path) -> str:
         """How to say something, for somebody who has just started a broker."""
-        return (
-            f"multibroker blipmq --key-file {data_dir / keys.DEVELOPMENT_FILE_NAME}"
-            " pub demo 'hello from BlipMQ'"
-        )
+        key_file = data_dir / keys.DEVELOPMENT_FILE_NAME
+        shown = key_file if key_file.exists() else "FILE-WITH-YOUR-KEY"
+        return f"multibroker blipmq pub demo 'hello from BlipMQ' --key-file {shown}"
 
 
 def load_file(given: str, data_dir: Path) -> list[keys.ApiKey]:
