@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from multibroker.sessions.errors import (
+    NotJson,
     OutOfOrderAck,
     SessionInUse,
+    TooLarge,
     TooManySessions,
     TooManyUnacknowledged,
     UnknownMessage,
@@ -25,8 +28,10 @@ from multibroker.sessions.values import BulkTransform, Json, Lines, Transform
 W = TypeVar("W")
 Chunk = tuple[int, int, W]
 
-# A chunk per message would cost more memory than the message: that many small ones become one.
+# A chunk per message would cost more memory than the message: that many small ones become one,
+# unless their messages are large.
 MERGE_CHUNKS = 64
+MERGE_BYTES_MAX = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,9 @@ class Bounds:
 
     sessions_max: int = 100_000
     unacknowledged_max: int = 65_535
+    uuid_bytes_max: int = 4096
+    state_bytes_max: int = 1024 * 1024
+    put_bytes_max: int = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +80,8 @@ class Book(Generic[W]):
 
     def register(self, uuid: str, state: Json) -> tuple[Session[W], Session[W] | None]:
         """The new session and the one it replaces."""
-        text = encode_json(state)
+        _check_size("uuid", _encode_uuid(uuid), self.bounds.uuid_bytes_max)
+        text = self._encode_state(state)
         old = self.sessions.get(uuid)
         if old is not None and old.acked_id:
             raise SessionInUse(uuid)
@@ -101,7 +110,26 @@ class Book(Generic[W]):
         if len(texts) > count:
             raise ValueError(f"a transform was asked for {count} messages and made {len(texts)}")
         first_id = session.last_id + 1
-        return Lines(first_id, len(texts), encode_lines(first_id, texts)), encode_json(state)
+        lines = encode_lines(first_id, texts)
+        _check_size("messages", lines, self.bounds.put_bytes_max)
+        return Lines(first_id, len(texts), lines), self._encode_state(state)
+
+    def _encode_state(self, state: Json) -> str:
+        text = encode_json(state)
+        _check_size("state", text, self.bounds.state_bytes_max)  # JSON text is ASCII
+        return text
+
+
+def _encode_uuid(uuid: str) -> bytes:
+    try:
+        return uuid.encode()
+    except UnicodeEncodeError as error:
+        raise NotJson(f"a uuid must be Unicode text: {error.reason}") from None
+
+
+def _check_size(what: str, data: bytes | str, bytes_max: int) -> None:
+    if len(data) > bytes_max:
+        raise TooLarge(what, len(data), bytes_max)
 
 
 def extend(session: Session[W], lines: Lines, state: str, where: W) -> None:
@@ -111,18 +139,19 @@ def extend(session: Session[W], lines: Lines, state: str, where: W) -> None:
     session.small_chunks = 0 if lines.count >= MERGE_CHUNKS else session.small_chunks + 1
 
 
-def mergeable(session: Session[W]) -> list[Chunk[W]]:
+def mergeable(session: Session[W], size: Callable[[W], int]) -> list[Chunk[W]]:
     """The trailing chunks that are worth joining to one; mostly none."""
     if session.small_chunks < MERGE_CHUNKS:
         return []
-    return session.chunks[-MERGE_CHUNKS:]
+    session.small_chunks = 0
+    chunks = session.chunks[-MERGE_CHUNKS:]
+    return chunks if sum(size(chunk[2]) for chunk in chunks) <= MERGE_BYTES_MAX else []
 
 
 def merge(session: Session[W], merged: list[Chunk[W]], where: W) -> None:
     """Put one chunk in the place of those that `mergeable` named."""
     count = sum(chunk[1] for chunk in merged)
     session.chunks[-len(merged):] = [(merged[0][0], count, where)]
-    session.small_chunks = 0
 
 
 def acknowledge(session: Session[W], id: int) -> list[Chunk[W]]:

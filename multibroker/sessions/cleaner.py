@@ -43,10 +43,11 @@ class Cleaner:
         self._tidy_timer: IDelayedCall | None = None
         self._step_timer: IDelayedCall | None = None
         self._busy = False
+        self._stopped = False
 
     def space_freed(self) -> None:
         """Something died; begin to clean if that pays."""
-        if not self._busy and self._wanted():
+        if not self._busy and not self._stopped and self._wanted():
             self._busy = True
             # Later: the caller is in the middle of a change.
             self._step_timer = self._clock.callLater(0, self._begin)
@@ -60,7 +61,7 @@ class Cleaner:
         for timer in (self._tidy_timer, self._step_timer):
             if timer is not None and timer.active():
                 timer.cancel()
-        self._busy = True
+        self._stopped = True
 
     def _wanted(self) -> bool:
         oldest = self._journal.oldest
@@ -132,6 +133,8 @@ class Cleaner:
         return len(record)
 
     def _moved(self, _: None, segment: int) -> None:
+        if self._stopped:
+            return
         if self._ledger.live(segment):
             self.log.error("session journal segment {segment} is kept: {live} bytes were not moved",
                            segment=segment, live=self._ledger.live(segment))

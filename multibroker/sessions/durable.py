@@ -22,6 +22,7 @@ from multibroker.interfaces import ISessions
 from multibroker.sessions.book import (
     Book,
     Bounds,
+    Chunk,
     Session,
     acknowledge,
     chunk_after,
@@ -52,6 +53,9 @@ from multibroker.storage.fsync import FsyncPolicy
 
 T = TypeVar("T")
 
+# Reading the whole journal again is not for every operation while a disk is full.
+RETRY_SECONDS = 1.0
+
 
 @implementer(ISessions)
 class DurableSessions:
@@ -71,6 +75,7 @@ class DurableSessions:
         self._fsync = fsync
         self._segment_bytes = segment_bytes
         self._wall = wall
+        self._retry_at = 0.0
         self._state = "closed"  # "closed" | "open" | "broken" | "closing"
 
     def __len__(self) -> int:
@@ -146,9 +151,10 @@ class DurableSessions:
 
     def ack(self, uuid: str, id: int) -> Deferred[None]:
         def work() -> None:
-            session = self._connected(uuid)
+            session = self._book.session(uuid)
             acked_id = session.acked_id
             dropped = acknowledge(session, id)
+            self._connect(session)
             if id != acked_id:
                 self._append(ack_record(session.number, id))
                 self._ledger.release(dropped)
@@ -170,6 +176,9 @@ class DurableSessions:
             return
         if self._state != "broken":
             raise SessionsUnavailable("the sessions are closed")
+        if self._clock.seconds() < self._retry_at:
+            raise SessionsUnavailable("the disk has failed; it will be tried again soon")
+        self._retry_at = self._clock.seconds() + RETRY_SECONDS
         try:
             self.open()
         except OSError as error:
@@ -182,14 +191,13 @@ class DurableSessions:
             self._broke(error)
             raise SessionsUnavailable(str(error)) from error
 
-    def _connected(self, uuid: str) -> Session[Place]:
-        session = self._book.session(uuid)
+    def _connect(self, session: Session[Place]) -> None:
+        """After the checks: an operation that is refused connects nobody."""
         if not session.connected:
             session.connected = True
             self._disconnected.pop(session.number, None)
-            self._expiry.stop(uuid)
+            self._expiry.stop(session.uuid)
             self._append(connect_record(session.number))
-        return session
 
     def _disconnect(self, session: Session[Place]) -> None:
         session.connected = False
@@ -199,13 +207,15 @@ class DurableSessions:
         self._expiry.start(session.uuid)
 
     def _extend(self, uuid: str, transform: BulkTransform, count: int) -> Lines:
-        session = self._connected(uuid)
+        session = self._book.session(uuid)
         lines, state = self._book.draw(session, transform, count)
+        self._connect(session)
         if lines.count:
             place = self._append_lines(Kind.BATCH, session, lines, state)
             extend(session, lines, state, place)
-            if mergeable(session):
-                self._merge(session)
+            chunks = mergeable(session, lambda place: place[2])
+            if chunks:
+                self._merge(session, chunks)
         return lines
 
     def _append_lines(self, kind: Kind, session: Session[Place], lines: Lines,
@@ -218,8 +228,7 @@ class DurableSessions:
         self._ledger.add(place)
         return place
 
-    def _merge(self, session: Session[Place]) -> None:
-        chunks = mergeable(session)
+    def _merge(self, session: Session[Place], chunks: list[Chunk[Place]]) -> None:
         data = b"".join([self._read_place(chunk[2]) for chunk in chunks])
         count = sum(chunk[1] for chunk in chunks)
         place = self._append_lines(Kind.MOVED, session, Lines(chunks[0][0], count, data), "")
@@ -228,8 +237,9 @@ class DurableSessions:
         self._cleaner.space_freed()
 
     def _read(self, uuid: str, id: int, bytes_max: int) -> Lines:
-        session = self._connected(uuid)
+        session = self._book.session(uuid)
         index = chunk_after(session, id)
+        self._connect(session)
         if index is None:
             return Lines(id + 1, 0, b"")
         first_id, count, place = session.chunks[index]
@@ -289,6 +299,7 @@ class DurableSessions:
         if self._state != "open":
             return
         self._state = "closing"
+        self._retry_at = self._clock.seconds() + RETRY_SECONDS
         self.log.critical("the session journal failed: {error}; it is read again from the disk",
                           error=str(error))
         self._expiry.close()

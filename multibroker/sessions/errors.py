@@ -56,6 +56,15 @@ class TooManyUnacknowledged(SessionError):
         self.unacknowledged_max = unacknowledged_max
 
 
+class TooLarge(SessionError):
+    """A uuid, a state or a message that is longer than allowed."""
+
+    def __init__(self, what: str, size: int, bytes_max: int) -> None:
+        super().__init__(f"{what} of {size} bytes, the limit is {bytes_max}")
+        self.size = size
+        self.bytes_max = bytes_max
+
+
 class NotJson(SessionError):
     """A transform or a caller gave a state or data that JSON cannot hold."""
 

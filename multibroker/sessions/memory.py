@@ -13,7 +13,6 @@ from multibroker.interfaces import ISessions
 from multibroker.sessions.book import (
     Book,
     Bounds,
-    Session,
     acknowledge,
     chunk_after,
     extend,
@@ -91,33 +90,36 @@ class MemorySessions:
 
     def ack(self, uuid: str, id: int) -> Deferred[None]:
         def work() -> None:
-            acknowledge(self._connected(uuid), id)
+            acknowledge(self._book.session(uuid), id)
+            self._connect(uuid)
 
         return at_once(work)
 
-    def _connected(self, uuid: str) -> Session[bytes]:
+    def _connect(self, uuid: str) -> None:
+        """After the operation: one that is refused connects nobody."""
         session = self._book.session(uuid)
         if not session.connected:
             session.connected = True
             self._expiry.stop(uuid)
-        return session
 
     def _forget(self, uuid: str) -> None:
         self._book.remove(self._book.session(uuid))
 
     def _extend(self, uuid: str, transform: BulkTransform, count: int) -> Lines:
-        session = self._connected(uuid)
+        session = self._book.session(uuid)
         lines, state = self._book.draw(session, transform, count)
+        self._connect(uuid)
         if lines.count:
             extend(session, lines, state, lines.data)
-            chunks = mergeable(session)
+            chunks = mergeable(session, len)
             if chunks:
                 merge(session, chunks, b"".join([chunk[2] for chunk in chunks]))
         return lines
 
     def _read(self, uuid: str, id: int, bytes_max: int) -> Lines:
-        session = self._connected(uuid)
+        session = self._book.session(uuid)
         index = chunk_after(session, id)
+        self._connect(uuid)
         if index is None:
             return Lines(id + 1, 0, b"")
         first_id, count, data = session.chunks[index]

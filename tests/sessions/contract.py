@@ -16,6 +16,7 @@ from multibroker.sessions.errors import (
     NotJson,
     OutOfOrderAck,
     SessionInUse,
+    TooLarge,
     TooManySessions,
     TooManyUnacknowledged,
     UnknownMessage,
@@ -23,7 +24,9 @@ from multibroker.sessions.errors import (
 )
 
 EXPIRY_SECONDS = 180.0
-BOUNDS = Bounds(sessions_max=20, unacknowledged_max=500)
+BOUNDS = Bounds(
+    sessions_max=20, unacknowledged_max=500, uuid_bytes_max=100, state_bytes_max=10_000,
+    put_bytes_max=50_000)
 
 
 def count_up(state: Any) -> tuple[Any, Any]:
@@ -248,6 +251,35 @@ class SessionsContract(SessionsCase):
         self.fails(self.sessions.put("a", count_up), TooManyUnacknowledged)
         self.get(self.sessions.ack("a", 10))
         self.get(self.sessions.put_many("a", ones, 10))
+
+    def test_a_refused_operation_does_not_stop_the_expiry(self) -> None:
+        self.get(self.sessions.register("a", 0))
+        self.put("a", 2)
+        self.get(self.sessions.ack("a", 1))
+        self.get(self.sessions.disconnect("a"))
+        self.fails(self.sessions.ack("a", 9), UnknownMessage)
+        self.fails(self.sessions.after("a", 0), OutOfOrderAck)
+        self.fails(self.sessions.put("a", lambda state: 1 / 0), ZeroDivisionError)
+        self.fails(self.sessions.register("a", 0), SessionInUse)
+        self.clock.advance(EXPIRY_SECONDS)
+        self.assertEqual(len(self.sessions), 0)
+
+    def test_uuids_states_and_messages_are_limited(self) -> None:
+        self.fails(self.sessions.register("u" * 101, 0), TooLarge)
+        self.fails(self.sessions.register("\ud800", 0), NotJson)
+        self.fails(self.sessions.register("a", "s" * 10_000), TooLarge)
+        self.get(self.sessions.register("a", 0))
+        self.fails(self.sessions.put("a", lambda state: (state, "s" * 10_000)), TooLarge)
+        self.fails(self.sessions.put("a", lambda state: ("d" * 50_000, state)), TooLarge)
+        self.assertEqual(self.put("a"), [Message(1, {"n": 1})])
+
+    def test_large_messages_replay_too(self) -> None:
+        self.get(self.sessions.register("a", 0))
+        pending = [self.sessions.put("a", lambda n: (str(n) * 30_000, (n + 1) % 10))
+                   for _ in range(70)]
+        made = [self.get(put) for put in pending[-1:]]
+        self.assertEqual(self.get(self.sessions.after("a", 69)), made[0])
+        self.assertEqual(self.get(self.sessions.after("a", 41)), Message(42, "1" * 30_000))
 
     def test_a_second_disconnect_does_not_prolong_the_expiry(self) -> None:
         self.get(self.sessions.register("a", 0))

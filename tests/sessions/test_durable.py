@@ -290,6 +290,8 @@ class DurabilityTests(DurableCase, SynchronousTestCase):
             self.clock.advance(0)
             for put in lost:
                 self.failureResultOf(put, SessionsUnavailable)
+        self.failureResultOf(self.sessions.put("a", count_up), SessionsUnavailable)
+        self.clock.advance(1)
         self.assertEqual(self.get(self.sessions.put("a", count_up)), Message(2, {"n": 2}))
         self.assertEqual(len(self.flushLoggedErrors()), 0)
 
@@ -299,6 +301,7 @@ class DurabilityTests(DurableCase, SynchronousTestCase):
             put = self.sessions.put("a", count_up)
             self.clock.advance(0)
             self.failureResultOf(put, SessionsUnavailable)
+        self.clock.advance(1)
         self.assertEqual(self.get(self.sessions.after("a", 0)), Message(1, {"n": 1}))
 
     def test_without_always_the_answer_does_not_wait_for_the_sync(self) -> None:

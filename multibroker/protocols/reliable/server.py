@@ -153,8 +153,16 @@ class ReliableProtocol(WireProtocol):
     def _on_begin(self, uuid: str, count: int) -> None:
         self._check_same(uuid)
         factory = self.factory
+        owner = factory.owners.get(uuid)
+        if owner is not None and owner._stateful is not None:
+            if owner._stateful.acked_id:
+                raise SessionInUse(uuid)
+            # Nothing of the new life may reach whoever follows the old one.
+            owner._stateful.hold()
+            factory.claim(uuid, self)
+            self._owned = uuid
         state = factory.numbers.begin(count, factory.random.getrandbits(32))
-        self._wait(factory.sessions.register(uuid, state), lambda: self._start(uuid, 0))
+        self._wait(uuid, factory.sessions.register(uuid, state), 0)
 
     def _on_resume(self, uuid: str, id: int) -> None:
         self._check_same(uuid)
@@ -165,7 +173,9 @@ class ReliableProtocol(WireProtocol):
                 raise UnknownMessage(id, owner._stateful.sent_id)
         else:
             factory.sent.check(uuid, id)
-        self._wait(factory.sessions.ack(uuid, id), lambda: self._start(uuid, id))
+        if self._stateful is not None:
+            self._stateful.hold()
+        self._wait(uuid, factory.sessions.ack(uuid, id), id)
 
     def _on_ack(self, uuid: str | None, id: int) -> None:
         stream = self._stateful
@@ -187,17 +197,18 @@ class ReliableProtocol(WireProtocol):
         if self._stateful is not None and self._stateful.uuid != uuid:
             raise Refusal(f"This connection has the stream of client '{self._stateful.uuid}'")
 
-    def _wait(self, answer: Deferred[None], then: Callable[[], None]) -> None:
-        """Hold further requests, and reading them, until the sessions have answered."""
+    def _wait(self, uuid: str, answer: Deferred[None], id: int) -> None:
+        """Hold further requests, and reading them, until the sessions let us start after `id`."""
         self._busy = True
         self.hold_input("sessions")
 
         def answered(_: None) -> None:
             self._busy = False
             if not self.connected or self._failed:
+                self.factory.abandon(uuid)
                 return
+            self._start(uuid, id)
             self.release_input("sessions")
-            then()
             self._serve()
 
         def refused(failure: Failure) -> None:
@@ -272,8 +283,8 @@ class ReliableProtocol(WireProtocol):
         self._cancel_end()
         stream = self._stateful
         self._stop_stream()
-        if self._owned is not None and stream is not None:
-            self.factory.release(self._owned, stream.sent_id)
+        if self._owned is not None:
+            self.factory.release(self._owned, stream.sent_id if stream is not None else 0)
 
     def output_paused(self) -> None:
         for stream in (self._stateful, self._stateless):
@@ -349,6 +360,11 @@ class ReliableFactory(WireFactory):
         self.sent.forget(uuid)
         if old is not None and old is not connection:
             old.taken_over()
+
+    def abandon(self, uuid: str) -> None:
+        """Whoever connected this session was gone before it could become the owner."""
+        if uuid not in self.owners:
+            self.sessions.disconnect(uuid).addErrback(self._disconnect_failed, uuid)
 
     def release(self, uuid: str, sent_id: int) -> None:
         """The owner is gone: the session's expiry begins."""

@@ -118,14 +118,19 @@ class StatefulStream:
         self._over = False
         self._produce_soon()
 
-    def stop(self) -> None:
+    def hold(self) -> None:
+        """Send nothing more until the next `start`."""
         self._life += 1
         self._ready.clear()
         self._over = True
-        self._ahead.streams -= 1
         self._turns.remove(self)
         if self._pace is not None:
             self._pace.stop()
+
+    def stop(self) -> None:
+        """The end; there is no `start` after it."""
+        self.hold()
+        self._ahead.streams -= 1
 
     def pause(self) -> None:
         self.paused = True

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from twisted.internet.defer import Deferred
+
 from multibroker.protocols.reliable.twister import update_crc
 from tests.protocols.reliable.harness import Client, ServerCase
 
@@ -252,6 +254,96 @@ class OwnershipTests(ServerCase):
         self.assertEqual(self.ask({"uuid": "u", "state": 2}).messages(),
                          [{"error": "Unknown message ID '2'"}])
         self.assertEqual([m["id"] for m in self.ask({"uuid": "u", "state": 1}).messages()], [2])
+
+
+class SlowSessions:
+    """Sessions whose answers to register and ack the test holds back."""
+
+    def __init__(self, sessions: Any) -> None:
+        self._sessions = sessions
+        self.held: list[Deferred[None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def register(self, uuid: str, state: Any) -> Deferred[None]:
+        return self._later(self._sessions.register(uuid, state))
+
+    def ack(self, uuid: str, id: int) -> Deferred[None]:
+        return self._later(self._sessions.ack(uuid, id))
+
+    def _later(self, answer: Deferred[None]) -> Deferred[None]:
+        held: Deferred[None] = Deferred()
+        held.addCallback(lambda _: answer)
+        self.held.append(held)
+        return held
+
+    def answer(self) -> None:
+        held, self.held = self.held, []
+        for deferred in held:
+            deferred.callback(None)
+
+
+class SlowAnswerTests(ServerCase):
+    """What happens while the sessions still store a request."""
+
+    def make_sessions(self, settings: dict[str, Any]) -> Any:
+        return SlowSessions(super().make_sessions(settings))
+
+    def begun(self, uuid: str, count: int) -> Client:
+        client = self.begin(uuid, count)
+        self.sessions.answer()
+        self.run_on()
+        return client
+
+    def test_a_client_that_leaves_during_its_begin_leaves_no_session_for_ever(self) -> None:
+        self.begin("u", 5).hang_up()
+        self.sessions.answer()
+        self.clock.advance(180)
+        self.assertEqual(len(self.sessions), 0)
+
+    def test_a_client_that_leaves_during_its_resume_leaves_no_session_for_ever(self) -> None:
+        self.begun("u", 5).hang_up()
+        self.ask({"uuid": "u", "state": 1}).hang_up()
+        self.sessions.answer()
+        self.clock.advance(180)
+        self.assertEqual(len(self.sessions), 0)
+
+    def test_a_new_life_of_a_session_never_reaches_its_old_connection(self) -> None:
+        self.factory.interval_ms = 100
+        old = self.begun("u", 50)
+        self.clock.advance(0.1)
+        self.run_on()
+        self.assertEqual([m["id"] for m in old.messages()], [1, 2])
+        new = self.begin("u", 50)
+        for _ in range(5):
+            self.clock.advance(0.1)
+            self.run_on()
+        self.assertEqual(old.messages(), [])
+        self.sessions.answer()
+        self.run_on()
+        self.assertEqual([m["id"] for m in new.messages()], [1])
+        self.assertEqual(old.closed, "aborted")
+
+    def test_a_client_that_leaves_while_it_takes_over_ends_the_old_connection_too(self) -> None:
+        old = self.begun("u", 5)
+        self.begin("u", 5).hang_up()
+        self.assertEqual(old.closed, "aborted")
+        self.sessions.answer()
+        self.clock.advance(180)
+        self.assertEqual(len(self.sessions), 0)
+
+    def test_requests_behind_a_slow_one_wait_for_it_unread(self) -> None:
+        client = self.begin("u", 5)
+        client.say({"uuid": "u", "ack": 0})
+        self.assertEqual(client.producerState, "paused")
+        self.sessions.answer()
+        self.assertEqual(client.producerState, "producing")
+        self.run_on()
+        self.assertEqual(len(client.messages()), 5)
 
 
 class LimitTests(ServerCase):
