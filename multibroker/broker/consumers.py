@@ -101,7 +101,7 @@ class Consumers:
             for reader in list(consumer.readers):
                 reader.leave()
         self._expiry.stop()
-        await self._positions.flush()
+        await self._positions.stop()
 
     def open(
         self,

@@ -8,7 +8,7 @@ or at once when somebody waits for them, and one append at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from multibroker import bundle
 from multibroker.broker.topics import Topics
-from multibroker.errors import CorruptRange
+from multibroker.errors import CorruptRange, MultibrokerError
 from multibroker.interfaces import IStorage
 from multibroker.topicconfig import COMPACT, TopicConfig
 
@@ -127,17 +127,14 @@ class Positions:
             return succeed(None)
         return done
 
-    def flush(self) -> Deferred[None]:
-        """Fires when nothing is left to write, whether that worked or not."""
-        keys = [*self._dirty, *self._writing]
-        if not keys:
-            self._stop_timer()
-            return succeed(None)
-        done = self.stored(keys[0])
-        return done.addErrback(lambda failure: None).addCallback(lambda _: self._flushed())
-
-    def _flushed(self) -> Deferred[None] | None:
-        return None if self._timer is not None else self.flush()
+    async def stop(self) -> None:
+        """Write what is left, once; what cannot be written now is lost with the process."""
+        try:
+            while keys := [*self._dirty, *self._writing]:
+                await self.stored(keys[0])
+        except MultibrokerError:
+            pass  # said already
+        self._stop_timer()
 
     def _timed(self) -> None:
         self._timer = None
@@ -160,8 +157,9 @@ class Positions:
     def _done(self, seq: int) -> None:
         self._writing = {}
         written, self._written = self._written, []
-        _fire(written, lambda waiter: waiter.callback(None))
         self._next(self._delay_secs)
+        for waiter in written:
+            waiter.callback(None)
 
     def _failed(self, failure: Failure) -> None:
         self.log.error(
@@ -172,8 +170,9 @@ class Positions:
         self._dirty = {**self._writing, **self._dirty}
         self._writing = {}
         waiting, self._written, self._waiting = self._written + self._waiting, [], []
-        _fire(waiting, lambda waiter: waiter.errback(failure))
         self._next(RETRY_SECS)
+        for waiter in waiting:
+            waiter.errback(failure)
 
     def _next(self, delay_secs: float) -> None:
         if self._waiting:
@@ -185,8 +184,3 @@ class Positions:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _fire(waiters: Iterable[Deferred[None]], fire: Callable[[Deferred[None]], None]) -> None:
-    for waiter in waiters:
-        fire(waiter)

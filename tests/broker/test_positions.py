@@ -263,7 +263,9 @@ class BatchingTests(SynchronousTestCase):
         reader.take()
         storage.failure = StorageError("disk full")
         reader.ack([1])
+        appends = storage.stats.errors["append"]
         self.failureResultOf(consumer.stored(), StorageError)
+        self.assertEqual(storage.stats.errors["append"], appends + 1)
         storage.failure = None
         clock.advance(1)
         self.assertEqual(taken(durable(crash(broker))), [])
@@ -294,6 +296,7 @@ class BatchingTests(SynchronousTestCase):
         reader.ack([1])
         storage.failure = StorageError("disk full")
         self.successResultOf(broker.stop())
+        self.assertEqual(clock.getDelayedCalls(), [])
 
     def test_ranges_keep_the_state_small(self) -> None:
         self.assertEqual(ranges({}), [])
