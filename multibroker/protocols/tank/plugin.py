@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
+from pathlib import Path
 
 from zope.interface import implementer
 
 from multibroker.config import Setting, count, flag, seconds, size
 from multibroker.interfaces import IWire
+from multibroker.protocols.tank.admin import NAME
 from multibroker.protocols.tank.codec import FRAME_BYTES_MAX
 from multibroker.protocols.tank.server import TankFactory
 from multibroker.protocols.wire import connection_settings
@@ -45,6 +48,22 @@ SETTINGS = (
 )
 
 
+def read_config(data_dir: Path, topic: bytes, partition: int) -> str | None:
+    """The partition's file `config`, else the topic's, where the original has them too.
+
+    Only for names that TANK can create: those are directory names as they are.
+    """
+    if NAME.fullmatch(topic) is None:
+        return None
+    directory = data_dir / "topics" / topic.decode("ascii")
+    for path in (directory / str(partition) / "config", directory / "config"):
+        try:
+            return path.read_text("utf-8", "replace")
+        except OSError:
+            continue
+    return None
+
+
 @implementer(IWire)
 class TankWire:
     name = "tank"
@@ -57,5 +76,6 @@ class TankWire:
             services.broker,
             services.settings,
             services.reactor,
+            read_config=partial(read_config, services.data_dir),
             started_secs=int(time.time()),
         )
