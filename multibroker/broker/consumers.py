@@ -118,8 +118,8 @@ class Consumers:
         part = topic.partition(partition)
         known = None if name is None else self._durable.get((topic.name, partition, name))
         if known is not None:
-            if known.policy != policy:
-                known.policy = policy
+            expiry_secs, known.policy = known.policy.expiry_secs, policy
+            if policy.expiry_secs != expiry_secs:  # all that is stored of a policy
                 self.changed(known)
             return self.stored(known).addCallback(lambda _: known)
         if len(self._durable) + len(self._private) >= self.limits.consumers_max:

@@ -102,6 +102,17 @@ class DurableTests(SynchronousTestCase):
         consumer = durable(broker, metadata={"owner": "bob"}, policy=policy)
         self.assertEqual((consumer.metadata, consumer.policy), ({"owner": "alice"}, policy))
 
+    def test_opening_one_that_is_stored_writes_nothing(self) -> None:
+        broker, storage, _ = make_broker()
+        policy = Policy(ack_timeout_ms=1, expiry_secs=99)
+        durable(broker, policy=policy)
+        broker = restart(broker)
+        before = storage.stats.appends
+        durable(broker, policy=policy)
+        self.assertEqual(storage.stats.appends, before)
+        durable(broker, policy=Policy(expiry_secs=100))
+        self.assertEqual(storage.stats.appends, before + 1)
+
     def test_names_may_be_any_bytes_of_any_length(self) -> None:
         broker, _, _ = make_broker()
         name = bytes(range(256)) * 4
