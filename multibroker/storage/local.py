@@ -30,6 +30,7 @@ from multibroker.errors import (
 from multibroker.interfaces import IStorage, IStorageListener
 from multibroker.records import Bundle, Chunk, TopicDescription
 from multibroker.storage.commit import GroupCommit
+from multibroker.storage.compactor import Compactor
 from multibroker.storage.directory import DataDirectory, StoredTopic, read_topic, topic_paths
 from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.fsync import Fsync, FsyncPolicy
@@ -107,9 +108,10 @@ class LocalStorage:
             self._pool.stop()
             raise
         self._listener = listener
+        self._compactor = Compactor(self._disk, self._files, self.stats, self._in_thread)
         self._upkeep = Upkeep(
             self._policy, self._clock, self._disk, self.stats, listener, self._in_thread,
-            self._partitions.values, self._limits.upkeep_secs,
+            self._partitions.values, self._limits.upkeep_secs, self._compactor.consider,
         )
         self._writer = Writer(
             self._policy, self._now_ms, self.stats, self._journal, listener, self._upkeep.wrote
@@ -188,6 +190,7 @@ class LocalStorage:
     async def _finish(self) -> None:
         """Let everything accepted become stored, then let go of the directory."""
         self._upkeep.stop()
+        await self._compactor.stop()
         while not self._commit.idle:
             round_over: Deferred[None] = Deferred()
             self._commit.next.waiters.append(partial(round_over.callback, None))
@@ -265,7 +268,7 @@ class LocalStorage:
         if self._topics.get(name) is topic:
             self._listener.topic_changed(self._describe(topic))
             for partition in topic.partitions:
-                self._upkeep.expire(partition)
+                self._upkeep.look_at(partition)
         return self._describe(topic)
 
     def delete_topic(self, name: bytes) -> Deferred[None]:

@@ -18,7 +18,7 @@ from multibroker.storage.log import PartitionLog
 class Partition:
     """`queue` is empty unless an atomic append holds the partition; see `Unit`."""
 
-    __slots__ = ("log", "topic", "queue", "synced_seq", "flush_due", "deleted", "busy")
+    __slots__ = ("log", "topic", "queue", "synced_seq", "flush_due", "deleted", "busy", "clean_seq")
 
     def __init__(self, log: PartitionLog, topic: Topic) -> None:
         self.log = log
@@ -28,6 +28,7 @@ class Partition:
         self.flush_due = False  # a timer for flush.secs is running
         self.deleted = False
         self.busy = False  # being compacted
+        self.clean_seq: int | None = None  # how far it has been compacted, once that was looked up
 
 
 class Topic:

@@ -32,6 +32,7 @@ from multibroker.storage.slices import Slice, fetch
 from multibroker.topicconfig import TopicConfig
 
 CHUNK_BYTES = 1 << 20
+LISTINGS_MAX = 100
 
 
 class SegmentReader:
@@ -146,34 +147,43 @@ class PartitionReader:
             seq = chunk.next_seq
 
     def _next_chunk(self, seq: int, last: int | None, size_bytes: int) -> Chunk | None:
-        for segment in self._segments_from(seq):
+        """From the segments as they were last listed; if that gives nothing, from a new list."""
+        if self._cached is not None:
+            chunk = self._chunk_from(self._cached, seq, last, size_bytes)
+            if chunk is not None:
+                return chunk
+        for _ in range(LISTINGS_MAX):
+            self._cached = self.segments()
+            try:
+                return self._chunk_from(self._cached, seq, last, size_bytes, fresh=True)
+            except FileNotFoundError:
+                continue  # removed since it was listed
+        raise StorageError(f"{self.directory}: segments disappear faster than they are read")
+
+    def _chunk_from(
+        self,
+        segments: Sequence[SegmentReader],
+        seq: int,
+        last: int | None,
+        size_bytes: int,
+        fresh: bool = False,
+    ) -> Chunk | None:
+        for segment in segments:
+            if segment.after and segment.after <= seq:
+                continue
             try:
                 entries = _run(segment.entries(), seq, last, size_bytes)
                 if entries:
                     return segment.read(entries, seq)
-            except FileNotFoundError:
-                self._cached = None
-                return self._next_chunk(seq, last, size_bytes)
-            except CorruptRange:
-                if not segment.replaced():
-                    raise
-                self._cached = None
-                return self._next_chunk(seq, last, size_bytes)
+            except (FileNotFoundError, CorruptRange):
+                if segment.replaced():
+                    if fresh:
+                        raise FileNotFoundError(segment.log_path) from None
+                    return None
+                raise
         return None
 
     _cached: list[SegmentReader] | None = None
-
-    def _segments_from(self, seq: int) -> Iterator[SegmentReader]:
-        """The segments that may hold `seq` or something after it.
-
-        Closed ones stay cached while they are read; the newest is looked at afresh.
-        """
-        cached = self._cached
-        if cached is None or not any(s.after > seq for s in cached):
-            cached = self._cached = self.segments()
-        for segment in cached:
-            if not segment.after or segment.after > seq:
-                yield segment
 
 
 def _run(

@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass, field
 
+from multibroker.storage import compaction
 from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.index import ENTRY_BYTES, Index, IndexEntry, unpack, valid_entries
 from multibroker.storage.reindex import read_whole, reindex
@@ -61,6 +62,8 @@ def recover_partition(
     files: FileCache, directory: str, report: RecoveryReport, suspicious: bool = False
 ) -> list[Segment]:
     """The partition's segments, oldest first. `suspicious`: the machine itself went down."""
+    if compaction.recover(files.disk, directory):
+        report.notes.append(f"{directory}: interrupted compaction finished")
     found = segment_bases(directory)
     for base in [base for base, kinds in found.items() if "log" not in kinds]:
         Segment(files, directory, base).remove()  # the rest of an interrupted removal

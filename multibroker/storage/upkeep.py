@@ -37,9 +37,9 @@ class Upkeep:
         in_thread: Callable[..., Deferred[Any]],
         partitions: Callable[[], Iterable[Partition]],
         every_secs: float,
+        compact: Callable[[Partition], None],
     ) -> None:
         self.commit: GroupCommit
-        self.compact: Callable[[Partition], None] = _nothing
         self._clock = clock
         self._disk = disk
         self._stats = stats
@@ -51,6 +51,7 @@ class Upkeep:
         self._dirty: dict[Partition, None] = {}
         self._timers: dict[str, Any] = {}
         self._every_secs = every_secs
+        self._compact = compact
         self._later("retention", every_secs, self._retention_due)
 
     def _later(self, name: str, secs: float, call: Callable[..., None], *args: Any) -> None:
@@ -65,8 +66,7 @@ class Upkeep:
         """Something was appended and is visible."""
         if partition.log.rolled:
             partition.log.rolled = False
-            self.expire(partition)
-            self.compact(partition)
+            self.look_at(partition)
         if self._always:
             return
         if partition not in self._dirty:
@@ -117,9 +117,13 @@ class Upkeep:
 
     def _retention_due(self) -> None:
         for partition in list(self._partitions()):
-            self.expire(partition)
-            self.compact(partition)
+            self.look_at(partition)
         self._later("retention", self._every_secs, self._retention_due)
+
+    def look_at(self, partition: Partition) -> None:
+        """Apply retention and compaction, where they are due."""
+        self.expire(partition)
+        self._compact(partition)
 
     def expire(self, partition: Partition) -> None:
         """Remove what is beyond the topic's retention."""
@@ -151,7 +155,3 @@ class Upkeep:
     def _not_removed(self, failure: Any) -> None:
         self._stats.errors["retention"] += 1
         self.log.error("old segments not removed: {reason}", reason=str(failure.value))
-
-
-def _nothing(_: Partition) -> None:
-    """Until somebody can compact."""
