@@ -20,6 +20,10 @@ from multibroker.errors import MultibrokerError
 
 COMMANDS = {
     "serve": "start the broker in the foreground (the same options as twistd)",
+    "pub": "publish messages by any protocol",
+    "sub": "follow a topic by any protocol and print its messages",
+    "tail": "the same as sub",
+    "bench": "measure a running broker by any protocol",
     "topics": "create, list, describe, configure or delete topics",
     "groups": "list consumers and groups with their lag, or forget one",
     "top": "a live view of rates by protocol, topic and connection",
