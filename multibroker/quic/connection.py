@@ -144,6 +144,10 @@ class Connection:
         try:
             self._dispatch()
             self._transmit()
+            if self.core.is_close_pending:
+                # A protocol closed the connection while it was told something: say so.
+                self._send(self.core.datagrams_to_send(now=self._clock.seconds()))
+                self._arm()
         except Exception:
             self._fail()
         finally:

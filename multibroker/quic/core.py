@@ -107,6 +107,11 @@ class QuicCore(QuicConnection):
         return self._close_event
 
     @property
+    def is_close_pending(self) -> bool:
+        """Whether the peer is yet to be told that the connection is closed."""
+        return self._close_pending
+
+    @property
     def is_handshake_complete(self) -> bool:
         return self._handshake_complete
 

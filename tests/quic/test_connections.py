@@ -81,6 +81,20 @@ class HandshakeTests(TestCase):
         self.assertEqual(pair.network.getDelayedCalls(), [])
         self.assertEqual(list(pair.network.ports), [SERVER])
 
+    def test_a_close_from_inside_a_callback_reaches_the_peer_at_once(self) -> None:
+        class Closer(Recorder):
+            def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+                super().connectionLost(reason)
+                self.transport.connection.close(9, "last one")  # type: ignore[union-attr]
+
+        pair = Pair()
+        client = Closer()
+        pair.connect().open_stream(client).write(b"x")
+        client.transport.loseConnection()  # type: ignore[union-attr]
+        pair.network.run_until(lambda: client.lost)
+        pair.network.run(0.1)
+        self.assertEqual(pair.factory.lost[0][1].value.error_code, 9)
+
     def test_a_stream_cannot_be_opened_on_a_closed_connection(self) -> None:
         connection = Pair().connect()
         connection.close()

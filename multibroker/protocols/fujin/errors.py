@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multibroker.errors import WireError
+from multibroker.errors import MultibrokerError, WireError
 from multibroker.protocols.fujin.messages import Correlation, Reply
 
 
@@ -34,3 +34,20 @@ class BadCommand(WireError):
         self.reply = reply
         self.correlation = correlation
         self.text = text
+
+
+class FujinError(MultibrokerError):
+    """What a client is told."""
+
+
+class Refused(FujinError):
+    """The server answered with an error text."""
+
+
+class Disconnected(FujinError):
+    """The stream ended before the answer: whether the request was done is not known."""
+
+
+class ClientClosed(FujinError):
+    def __init__(self) -> None:
+        super().__init__("the client is closed")

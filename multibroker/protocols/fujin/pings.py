@@ -39,12 +39,13 @@ class Pinger:
         if self._next is not None and self._next.active():
             self._next.cancel()
         for timeout in self._waiting.values():
-            timeout.cancel()
+            if timeout.active():
+                timeout.cancel()
         self._waiting.clear()
 
     def answered(self, ping: _Ping) -> None:
         timeout = self._waiting.pop(ping, None)
-        if timeout is not None:
+        if timeout is not None and timeout.active():
             timeout.cancel()
 
     def _plan(self) -> None:
