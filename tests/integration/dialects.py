@@ -29,11 +29,26 @@ from multibroker.protocols.blipmq.messages import (
 )
 from multibroker.protocols.figg import codec as figg
 from multibroker.protocols.figg.messages import Ack, Attach, Attached, Data, Publish
+from multibroker.protocols.fujin import codec as fujin
+from multibroker.protocols.fujin.messages import (
+    BeginTx,
+    Command,
+    CommitTx,
+    ConnectWriter,
+    Reply,
+    RollbackTx,
+    TxReplied,
+    Writes,
+    Written,
+)
+from multibroker.protocols.fujin.replies import ReplyDecoder
 
 WINDOW = 2000
 READ_BYTES = 1 << 18
 TIMEOUT_SECS = 30.0
 BLIPMQ_KEY = b"crash"
+
+_U32 = struct.Struct(">I")
 
 
 class Publisher:
@@ -175,6 +190,59 @@ def blipmq_login(sock: socket.socket, decoder: blipmq.Decoder) -> None:
         assert all(isinstance(frame, Acks) for frame in answers), answers
 
 
+class FujinPublisher(Publisher):
+    """A writer on a plain TCP endpoint, which carries one stream as QUIC carries many."""
+
+    wire = "fujin"
+
+    def greet(self) -> None:
+        self._decoder = ReplyDecoder()
+        self.socket.sendall(fujin.encode_command(ConnectWriter(1)))
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        numbers = [_U32.pack(number) for number in range(first, first + len(payloads))]
+        return fujin.encode_command(Writes(self.topic, numbers, payloads))
+
+    def receive(self, data: bytes) -> None:
+        for answer in self._decoder.feed(data):
+            assert isinstance(answer, Written) and answer.error is None, answer
+            assert _U32.unpack(answer.correlation) == (self.acked,)
+            self.acked += 1
+
+
+class FujinTransactions(FujinPublisher):
+    """Here a message is a whole transaction: it goes to all three topics or to none.
+
+    Now and then there is one more that is rolled back and must never be seen.
+    """
+
+    def topics(self) -> list[bytes]:
+        return [self.topic + suffix for suffix in (b"-a", b"-b", b"-c")]
+
+    def encode(self, first: int, payloads: list[bytes]) -> bytes:
+        numbered = enumerate(payloads, first)
+        return b"".join(self._transaction(number, payload) for number, payload in numbered)
+
+    def _transaction(self, number: int, payload: bytes) -> bytes:
+        correlation = _U32.pack(number)
+        commands: list[Command] = []
+        if number % 7 == 3:
+            commands.append(BeginTx(correlation))
+            commands += [Writes(topic, [correlation], [b"never"]) for topic in self.topics()]
+            commands.append(RollbackTx(correlation))
+        commands.append(BeginTx(correlation))
+        commands += [Writes(topic, [correlation], [payload]) for topic in self.topics()]
+        commands.append(CommitTx(correlation))
+        return b"".join(map(fujin.encode_command, commands))
+
+    def receive(self, data: bytes) -> None:
+        for answer in self._decoder.feed(data):
+            assert isinstance(answer, (Written, TxReplied)) and answer.error is None, answer
+            if isinstance(answer, TxReplied) and answer.reply is Reply.COMMIT_TX:
+                assert _U32.unpack(answer.correlation) == (self.acked,)
+                self.acked += 1
+
+
 def identity(payload: bytes) -> bytes:
     """The publisher's name and the message's number."""
     return b" ".join(payload.split(b" ", 2)[:2])
@@ -239,7 +307,8 @@ class BlipmqSubscriber:
 
 
 PUBLISHERS: dict[str, Callable[[int, bytes, bytes, random.Random], Publisher]] = {
-    publisher.wire: publisher for publisher in (FiggPublisher, TankPublisher, BlipmqPublisher)
+    publisher.wire: publisher
+    for publisher in (FiggPublisher, TankPublisher, BlipmqPublisher, FujinPublisher)
 }
 
 

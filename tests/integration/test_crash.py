@@ -22,6 +22,7 @@ from tests.integration.dialects import (
     BlipmqSubscriber,
     FiggPublisher,
     FiggReader,
+    FujinTransactions,
     Publisher,
     identity,
 )
@@ -54,8 +55,11 @@ class TopicModel:
         self.publishers: list[Publisher] = []
         self.rounds = 0
 
-    def verify(self, reader: FiggReader) -> None:
-        """Everything new is a prefix of what each publisher sent, as long as acknowledged."""
+    def verify(self, reader: FiggReader) -> dict[bytes, int]:
+        """Everything new is a prefix of what each publisher sent, as long as acknowledged.
+
+        How much of each publisher is there.
+        """
         self.rounds += 1
         mark = b"mark %d" % self.rounds
         found = reader.read(self.name, self.last, mark)
@@ -81,6 +85,7 @@ class TopicModel:
             )
         self.last += len(found)
         self.publishers = []
+        return counts
 
     def verify_all(self, reader: FiggReader) -> None:
         """The whole log from the start is what it was every time before."""
@@ -176,6 +181,46 @@ class PublishedMessages(CrashCase):
         self.broker.kill()
         for publisher in publishers:
             publisher.drain()
+
+
+class Transactions(CrashCase):
+    """A commit over several topics is in all of them or in none."""
+
+    def test_a_commit_is_whole_or_not_there_after_every_kill(self) -> None:
+        self.topics: dict[bytes, TopicModel] = {}
+        self.attempt(self.rounds)
+
+    def rounds(self) -> None:
+        for number in range(max(KILLS // 3, 1)):
+            self.start()
+            self.verify()
+            self.commit_until_killed(b"%d" % number)
+        self.start()
+        self.verify()
+        self.broker.stop()
+        self.assertGreater(min(topic.last for topic in self.topics.values()), KILLS)
+
+    def verify(self) -> None:
+        reader = FiggReader(self.broker.ports["figg"])
+        counts = []
+        for topic in self.topics.values():
+            reader.touch(topic.name)
+            counts.append(topic.verify(reader))
+        reader.close()
+        self.assertTrue(all(count == counts[0] for count in counts), counts)
+
+    def commit_until_killed(self, round_name: bytes) -> None:
+        port = self.broker.ports["fujin"]
+        writers = [
+            FujinTransactions(port, b"tx", b"fujin-%s-%c" % (round_name, letter), self.chance)
+            for letter in b"ab"
+        ]
+        for name in writers[0].topics():
+            self.topics.setdefault(name, TopicModel(name)).publishers += writers
+        self.pump(list(writers), time.monotonic() + self.chance.uniform(0, PUBLISH_SECS_MAX))
+        self.broker.kill()
+        for writer in writers:
+            writer.drain()
 
 
 class DurableSubscriptions(CrashCase):
