@@ -13,11 +13,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
-from multibroker.errors import MultibrokerError
+from multibroker.errors import MultibrokerError, UnknownTopic
 from multibroker.spark import layout as layouts
 from multibroker.spark import options as opts
-from multibroker.spark.delta import DeltaFiles, check_available
+from multibroker.spark.ddl import BadSchema
+from multibroker.spark.delta import DeltaFiles, DeltaMissing, check_available
 from multibroker.spark.history import History
+from multibroker.spark.layout import BadLayout
 from multibroker.spark.manifest import Busy, Manifest, State
 from multibroker.spark.payloads import infer_schema
 from multibroker.spark.plan import APPEND, FULL, Plan
@@ -26,11 +28,15 @@ from multibroker.spark.ranges import SKIPPED, Ranges, find_ranges
 from multibroker.spark.report import Report
 from multibroker.spark.scan import Scan
 from multibroker.spark.session import Missing, check_driver, check_executors, session
+from multibroker.spark.shape import BadShape
 from multibroker.spark.sparkwrite import write_with_spark
 from multibroker.spark.store import Store
 from multibroker.spark.write import Result, Source, Target, run_task
 
 SAMPLE_MESSAGES = 10_000
+_USAGE = (
+    opts.UsageError, Missing, DeltaMissing, BadShape, BadSchema, BadLayout, UnknownTopic,
+)  # fmt: skip
 
 
 class GapFound(MultibrokerError):
@@ -46,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     report = Report(arguments)
     try:
         code = _Export(arguments, report).run()
-    except (opts.UsageError, Missing) as error:
+    except _USAGE as error:
         code = report.fail(opts.USAGE, error)
     except GapFound as error:
         code = report.fail(opts.GAP, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shutil
@@ -63,15 +64,29 @@ def session(name: str, master: str | None) -> Iterator[Any]:
 
     active = SparkSession.getActiveSession()
     if active is not None:
-        with _shipped(active):
-            yield active
+        ship_to(active)
+        yield active
         return
     spark = _builder(name, master).getOrCreate()
     try:
-        with _shipped(spark):
-            yield spark
+        ship_to(spark)
+        yield spark
     finally:
         spark.stop()
+
+
+_shipped: set[str] = set()
+
+
+def ship_to(spark: Any) -> None:
+    """This package on every executor, once. The archive is served as long as we live."""
+    context = spark.sparkContext
+    if context.applicationId in _shipped:
+        return
+    archive = ship.make_zip()
+    atexit.register(shutil.rmtree, Path(archive).parent, ignore_errors=True)
+    context.addPyFile(archive)
+    _shipped.add(context.applicationId)
 
 
 def _builder(name: str, master: str | None) -> Any:
@@ -86,17 +101,6 @@ def _builder(name: str, master: str | None) -> Any:
         if not given.contains(key):
             builder = builder.config(key, value)
     return builder
-
-
-@contextmanager
-def _shipped(spark: Any) -> Iterator[None]:
-    """This package on every executor."""
-    archive = ship.make_zip()
-    try:
-        spark.sparkContext.addPyFile(archive)
-        yield
-    finally:
-        shutil.rmtree(Path(archive).parent, ignore_errors=True)
 
 
 def check_executors(spark: Any, data_dir: str, store: Store) -> None:

@@ -29,12 +29,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from multibroker.errors import CorruptRange, MultibrokerError
-from multibroker.spark import ship
 from multibroker.spark.history import History
 from multibroker.spark.payloads import infer_schema
 from multibroker.spark.plan import Slice
 from multibroker.spark.ranges import Wanted, find_ranges, parse_bound
 from multibroker.spark.scan import Scan
+from multibroker.spark.session import ship_to
 from multibroker.spark.shape import Shape, parse_columns, parse_payload
 from multibroker.units import parse_size
 
@@ -204,7 +204,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(MultibrokerSource)
     master = spark.sparkContext.master
     if not master.startswith("local") or master.startswith("local-cluster"):
-        spark.sparkContext.addPyFile(ship.make_zip())
+        ship_to(spark)
 
 
 _active = SparkSession.getActiveSession()
