@@ -30,10 +30,10 @@ EXAMPLES = """examples:
   multibroker tank create events -n 4 -o log.retention.secs=1w -o log.segment.bytes=64mb
   multibroker tank publish events hello world
   multibroker tank publish -k = --batch 500 events < pairs.txt
-  multibroker tank consume events --from start
-  multibroker tank consume events --since 1h --json
+  multibroker tank consume events                          from the start, and on and on
+  multibroker tank consume events end                      only what comes
+  multibroker tank consume events --since 1h --drain --json
   multibroker tank consume events --since 2026-11-18T09:00 --limit 100
-  multibroker tank consume events --from end --follow
   multibroker tank partitions events
   multibroker tank status --connect tcp:broker.example:11011
 """
@@ -44,7 +44,8 @@ CONNECT_ATTEMPTS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    publish = _action(actions, "publish", "publish the messages given, or each line of the input")
+    publish = _action(actions, "publish", "publish the messages given, or each line of the input",
+                      "set", "produce")
     publish.add_argument("topic")
     publish.add_argument("messages", nargs="*", metavar="MESSAGE")
     _add_partition(publish)
@@ -52,15 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                          help="a message is KEY SEP VALUE")
     publish.add_argument("--batch", type=int, default=100, metavar="N",
                          help="messages per bundle (default: %(default)s)")
-    consume = _action(actions, "consume", "print messages")
+    consume = _action(actions, "consume", "print messages, and wait for more at the end", "get")
     consume.add_argument("topic")
     _add_partition(consume)
-    start = consume.add_mutually_exclusive_group()
-    start.add_argument("--from", dest="start", default="start", metavar="start|end|SEQ",
-                       help="where to begin (default: %(default)s)")
-    start.add_argument("--since", metavar="TIME",
-                       help="begin at a time (2026-11-18T09:00, UTC) or so long ago (1h, 2d+3h)")
-    consume.add_argument("--follow", action="store_true", help="wait for more at the end")
+    consume.add_argument("start", nargs="?", default="start", metavar="start|end|SEQ",
+                         help="where to begin (default: %(default)s)")
+    consume.add_argument("--since", metavar="TIME",
+                         help="begin at a time (2026-11-18T09:00, UTC) or so long ago (1h, 2d+3h)")
+    consume.add_argument("-d", "--drain", action="store_true", help="stop at the end")
     consume.add_argument("--limit", type=int, metavar="N", help="stop after N messages")
     consume.add_argument("--json", action="store_true", help="one JSON object per message")
     create = _action(actions, "create", "create a topic")
@@ -76,8 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_partition(reload)
 
 
-def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=summary)
+def _action(actions: Any, name: str, summary: str, *aliases: str) -> argparse.ArgumentParser:
+    """`aliases` are what the original's tool calls it."""
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=summary, description=summary, aliases=aliases
+    )
+    parser.set_defaults(act=name)
     parser.add_argument("--connect", default="tcp:127.0.0.1:11011", metavar="ENDPOINT",
                         help="client endpoint of the broker (default: %(default)s)")
     return parser
@@ -115,7 +119,7 @@ async def _run(args: argparse.Namespace, reactor: Any) -> int:
 
 async def act(client: TankClient, args: argparse.Namespace, given: BinaryIO, out: BinaryIO) -> int:
     topic = os.fsencode(getattr(args, "topic", ""))
-    match args.action:
+    match args.act:
         case "publish":
             await publish(client, topic, args, given, out)
         case "consume":
@@ -125,7 +129,7 @@ async def act(client: TankClient, args: argparse.Namespace, given: BinaryIO, out
         case "reload":
             await client.reload_config(topic, args.partition)
         case _:
-            for line in await _look(client, args.action, topic):
+            for line in await _look(client, args.act, topic):
                 out.write(line.encode(errors="surrogateescape") + b"\n")
     out.flush()
     return 0
@@ -209,14 +213,14 @@ async def consume(
     seq = max(1, held[args.partition].first)
     if args.since is not None:
         seq = await client.find_time(topic, parse_time(args.since), args.partition)
-    elif args.start == "end":
+    elif args.start in ("end", "eof"):
         seq = last + 1
-    elif args.start != "start":
+    elif args.start not in ("start", "beginning", "first", "0"):
         seq = _seq(args.start)
     left = args.limit if args.limit is not None else sys.maxsize
     tail = client.tail(topic, seq, args.partition)
     try:
-        while left > 0 and (args.follow or tail.next_seq <= last):
+        while left > 0 and not (args.drain and tail.next_seq > last):
             records = await anext(tail)
             lines = list(_lines(records, args.json))[:left]
             left -= len(lines)
@@ -268,7 +272,7 @@ def parse_time(text: str) -> int:
 
 def _seq(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ConfigError("--from", f"{text!r} is neither start, end nor a sequence number")
+        raise ConfigError("start", f"{text!r} is neither start, end nor a sequence number")
     return int(text)
 
 

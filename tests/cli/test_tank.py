@@ -50,30 +50,30 @@ class TankCommandTests(SynchronousTestCase):
 
     def test_words_are_published_and_consumed(self) -> None:
         self.call("create", "t")
-        self.assertEqual(b"2 messages stored\n", self.call("publish", "t", "hello", "world"))
-        self.assertEqual(b"hello\nworld\n", self.call("consume", "t"))
-        self.assertEqual(b"world\n", self.call("consume", "t", "--from", "2"))
+        self.assertEqual(b"2 messages stored\n", self.call("set", "t", "hello", "world"))
+        self.assertEqual(b"hello\nworld\n", self.call("get", "t", "-d"))
+        self.assertEqual(b"world\n", self.call("consume", "t", "2", "--drain"))
         self.assertEqual(b"hello\n", self.call("consume", "t", "--limit", "1"))
-        self.assertEqual(b"", self.call("consume", "t", "--from", "end"))
+        self.assertEqual(b"", self.call("consume", "t", "end", "-d"))
 
     def test_all_of_the_input_is_published_in_batches(self) -> None:
         self.call("create", "t")
         lines = b"".join(b"line %d\n" % i for i in range(20_000))
         told = self.call("publish", "t", "--batch", "150", given=lines)
         self.assertEqual(b"20000 messages stored\n", told)
-        self.assertEqual(lines, self.call("consume", "t"))
+        self.assertEqual(lines, self.call("get", "t", "-d"))
 
     def test_keys_and_json(self) -> None:
         self.call("create", "t")
         self.call("publish", "-k", "=", "t", given=b"a=1\n\xff=\xfe\n")
-        rows = [json.loads(line) for line in self.call("consume", "t", "--json").splitlines()]
+        rows = [json.loads(line) for line in self.call("consume", "t", "--json", "-d").splitlines()]
         self.assertEqual(("a", "1", 1), (rows[0]["key"], rows[0]["payload"], rows[0]["seq"]))
         self.assertEqual(("/w==", "/g=="), (rows[1]["key_base64"], rows[1]["payload_base64"]))
         self.assertIn("no '='", self.refused(MultibrokerError, "publish", "-k", "=", "t", "x"))
 
     def test_following_goes_on_with_what_comes(self) -> None:
         self.call("create", "t")
-        done, out = self.start("consume", "t", "--follow", "--limit", "2")
+        done, out = self.start("consume", "t", "--limit", "2")
         self.call("publish", "t", "one")
         self.assertNoResult(done)
         self.assertEqual(b"one\n", out.getvalue())
@@ -84,9 +84,9 @@ class TankCommandTests(SynchronousTestCase):
     def test_a_start_by_time(self) -> None:
         self.call("create", "t")
         self.call("publish", "t", "now")
-        self.assertEqual(b"now\n", self.call("consume", "t", "--since", "1h"))
-        self.assertEqual(b"now\n", self.call("consume", "t", "--since", "2020-01-01T00:00"))
-        self.assertEqual(b"", self.call("consume", "t", "--since", "2999-01-01"))
+        self.assertEqual(b"now\n", self.call("consume", "t", "--since", "1h", "-d"))
+        self.assertEqual(b"now\n", self.call("consume", "t", "--since", "2020-01-01T00:00", "-d"))
+        self.assertEqual(b"", self.call("consume", "t", "--since", "2999-01-01", "-d"))
         self.refused(ConfigError, "consume", "t", "--since", "yesterday")
 
     def test_looking_around(self) -> None:
@@ -102,5 +102,5 @@ class TankCommandTests(SynchronousTestCase):
         self.assertIn("unknown", self.refused(UnknownTopic, "consume", "nope"))
         self.call("create", "t")
         self.refused(UnknownPartition, "consume", "t", "-p", "3")
-        self.refused(ConfigError, "consume", "t", "--from", "0")
+        self.refused(ConfigError, "consume", "t", "nonsense")
         self.refused(ConfigError, "create", "u", "-o", "nonsense")

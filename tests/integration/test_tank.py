@@ -220,5 +220,5 @@ class TankProcessTests(SynchronousTestCase):
         self.command("create", "t", "-o", "log.segment.bytes=1mb")
         text = b"".join(b"line %d\n" % i for i in range(30_000))
         self.assertEqual(b"30000 messages stored\n", self.command("publish", "t", given=text))
-        self.assertEqual(text, self.command("consume", "t"))
+        self.assertEqual(text, self.command("get", "t", "0", "--drain"))
         self.assertEqual(b"0\t1..30000\n", self.command("partitions", "t"))
