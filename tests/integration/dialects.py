@@ -1,6 +1,6 @@
-"""Blocking clients for the crash test: one publisher per protocol, and a reader for all.
+"""Blocking clients that know just enough of each protocol to publish and to read.
 
-A protocol joins by one more `Publisher` subclass in `PUBLISHERS`. Every publisher sends
+A protocol joins the crash test by one more `Publisher` in `PUBLISHERS`. Every publisher sends
 numbered messages without waiting, keeps at most a window of them unacknowledged, and never
 sends one twice, so what must be in the log afterwards is a prefix of what it sent.
 """
@@ -34,7 +34,12 @@ from multibroker.protocols.fujin.messages import (
     BeginTx,
     Command,
     CommitTx,
+    ConnectReader,
     ConnectWriter,
+    Fetch,
+    Fetched,
+    ReaderConnected,
+    ReaderKind,
     Reply,
     RollbackTx,
     TxReplied,
@@ -82,8 +87,12 @@ class Publisher:
         size = number * 7919 % 300 if number % 500 else number * 7919 % len(self._filler)
         return b"%s %d %s" % (self.name, number, self._filler[:size])
 
+    @property
+    def unsent(self) -> bool:
+        return bool(self._out)
+
     def wants_to_write(self) -> bool:
-        return bool(self._out) or self.sent - self.acked < WINDOW
+        return self.unsent or self.sent - self.acked < WINDOW
 
     def write_some(self) -> None:
         if not self._out:
@@ -352,6 +361,77 @@ class FiggReader:
             data = self._socket.recv(READ_BYTES)
             assert data, "the broker closed the connection"
             self._unread.extend(self._decoder.feed(data))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TankReader:
+    """Fetches a partition from its beginning up to what is in it now."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
+        self._stream = self._socket.makefile("rb")
+
+    def read(self, topic: bytes) -> list[bytes]:
+        payloads: list[bytes] = []
+        seq = 1
+        while True:
+            base, chunk = self._fetch(topic, seq)
+            if not chunk:
+                return payloads
+            records = bundle.decode_chunk(chunk, base).after(seq - 1)
+            payloads += records.payloads
+            seq = records.seqs[-1] + 1
+
+    def _fetch(self, topic: bytes, seq: int) -> tuple[int, bytes]:
+        request = struct.pack("<HIBQIB", 2, 9, 0, 0, 0, 1) + bytes((len(topic),)) + topic
+        request += struct.pack("<BHQI", 1, 0, seq, 1 << 20)
+        self._socket.sendall(struct.pack("<BI", 2, len(request)) + request)
+        while True:
+            ident, size = struct.unpack("<BI", self._stream.read(5))
+            payload = self._stream.read(size)
+            if ident == 2:
+                break
+        (header_size,) = struct.unpack_from("<I", payload)
+        fields = struct.Struct(f"<IB{len(topic) + 1}sBHB")
+        *_, flags = fields.unpack_from(payload, 4)
+        assert flags == 0, f"refused with {flags:#x}"
+        base, _, chunk_size = struct.unpack_from("<QQI", payload, 4 + fields.size)
+        chunk = payload[4 + header_size :]
+        assert len(chunk) == chunk_size
+        return base, chunk
+
+    def close(self) -> None:
+        self._stream.close()
+        self._socket.close()
+
+
+class FujinReader:
+    """Fetches from a group, which starts at the oldest message; taking acknowledges."""
+
+    def __init__(self, port: int, reader: bytes) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
+        self._decoder = ReplyDecoder()
+        connect = ConnectReader(ReaderKind.CONSUMER, True, reader)
+        self._socket.sendall(fujin.encode_command(connect))
+
+    def read(self, count: int) -> list[bytes]:
+        payloads: list[bytes] = []
+        while len(payloads) < count:
+            self._socket.sendall(fujin.encode_command(Fetch(_U32.pack(1), count)))
+            payloads += self._fetched()
+        return payloads
+
+    def _fetched(self) -> list[bytes]:
+        while True:
+            data = self._socket.recv(READ_BYTES)
+            assert data, "the broker closed the connection"
+            for answer in self._decoder.feed(data):
+                assert isinstance(answer, (ReaderConnected, Fetched)), answer
+                assert answer.error is None, answer
+                if isinstance(answer, Fetched):
+                    return list(answer.payloads)
 
     def close(self) -> None:
         self._socket.close()
