@@ -55,6 +55,18 @@ def encode(parts: Sequence[UnitPart]) -> bytes:
 
 def decode(raw: bytes) -> Iterator[list[UnitPart]]:
     """The committed units, up to the first that is torn."""
+    for _, magic, body in _units(raw):
+        if magic == MAGIC:
+            yield list(_decode_parts(body))
+
+
+def whole_bytes(raw: bytes) -> int:
+    """Where the last whole unit ends."""
+    return max((end for end, _, _ in _units(raw)), default=0)
+
+
+def _units(raw: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """(position after it, magic, body) of each unit that is whole."""
     position = 0
     while position + _HEAD.size <= len(raw):
         magic, length, crc = _HEAD.unpack_from(raw, position)
@@ -62,8 +74,7 @@ def decode(raw: bytes) -> Iterator[list[UnitPart]]:
         body = raw[start:position]
         if magic not in (MAGIC, VOID) or len(body) != length or crc32(body) != crc:
             return
-        if magic == MAGIC:
-            yield list(_decode_parts(body))
+        yield position, magic, body
 
 
 def _decode_parts(body: bytes) -> Iterator[UnitPart]:
