@@ -1,31 +1,22 @@
-"""BlipMQ's server side: one connection between the codec and the broker.
+"""BlipMQ's server side: one connection between the codec, the handshake and its session.
 
-Publishes and acknowledgements take effect when they are received, everything else when its
-turn to be answered comes (outbox.py). Until AUTH has succeeded a connection gets answers from
-the handshake only, and no more than 64 KiB of memory.
+Until AUTH has succeeded a connection gets answers from the handshake only, and no more than
+64 KiB of memory. A broken frame closes it, but only after every frame before has its answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from multibroker.bundle import encode as encode_bundle
-from multibroker.errors import (
-    BadTopicName,
-    ConfigError,
-    LimitExceeded,
-    MultibrokerError,
-    WireError,
-)
+from multibroker.errors import ConfigError, WireError
 from multibroker.keys import ApiKey, KeyRing
-from multibroker.protocols.blipmq.codec import Decoder, encode
-from multibroker.protocols.blipmq.handshake import Handshake, nacks
+from multibroker.protocols.blipmq.codec import Decoder
+from multibroker.protocols.blipmq.handshake import Handshake
 from multibroker.protocols.blipmq.messages import (
     FRAME_BYTES_MAX,
     Acks,
@@ -42,9 +33,9 @@ from multibroker.protocols.blipmq.messages import (
     Publishes,
     Subscribe,
 )
-from multibroker.protocols.blipmq.outbox import FRAME_COST_BYTES, Awaited, Outbox, Said
-from multibroker.protocols.blipmq.queue import QOS_0_HEADERS, Polling, Queue
-from multibroker.protocols.blipmq.subscriptions import Subscription, Subscriptions
+from multibroker.protocols.blipmq.outbox import Outbox, Said
+from multibroker.protocols.blipmq.session import Session
+from multibroker.protocols.blipmq.subscriptions import Subscriptions
 from multibroker.protocols.blipmq.throttle import Throttle, address_of
 from multibroker.protocols.wire import WireFactory, WireProtocol
 
@@ -52,11 +43,6 @@ if TYPE_CHECKING:
     from multibroker.broker.broker import Broker
 
 UNAUTHENTICATED_BYTES_MAX = 64 * 1024
-
-_EMPTY_TOPIC = "empty topic"
-_BAD_QOS = "invalid QoS value"
-_ZERO_ID = "subscription_id must be non-zero"
-_UNKNOWN_TAG = "unknown subscription or delivery tag"
 _TOO_MANY_ATTEMPTS = "too many failed attempts, try again later"
 
 
@@ -70,21 +56,16 @@ class BlipmqProtocol(WireProtocol):
         self._decoder = Decoder(UNAUTHENTICATED_BYTES_MAX)
         self._handshake = Handshake(self._authenticate)
         self._outbox = Outbox(self, factory.write_buffer_bytes, factory.queued_bytes_max)
-        self._queues: dict[int, Queue] = {}
-        self._storing = self._subscribing = 0
+        self._session: Session | None = None
         self._backlog: deque[Frame] = deque()
-        self._finishing = False
+        self._reading = self._finishing = False
         self._last_words: Exception | None = None
-        self._reading = False
-        self._open = True
 
     def closed(self, reason: Failure) -> None:
-        self._open = False
         self._backlog.clear()
         self._outbox.clear()
-        for queue in self._queues.values():
-            queue.reader.leave()
-        self._queues.clear()
+        if self._session is not None:
+            self._session.close()
 
     def bytes_received(self, data: bytes) -> None:
         if self._finishing:
@@ -111,6 +92,8 @@ class BlipmqProtocol(WireProtocol):
         self._last_words = reason
         self.hold_input("finishing")
         self._outbox.hurry()
+        if self._session is not None:
+            self._session.long_poll_secs = 0
 
     def outbox_empty(self) -> None:
         if not self._finishing or self._backlog:
@@ -124,27 +107,24 @@ class BlipmqProtocol(WireProtocol):
         self._outbox.run()
 
     def position_text(self) -> str:
-        key = self._handshake.key
-        if key is None:
+        if self._session is None:
             return "not authenticated"
-        return f"key {key.name}, {len(self._queues)} subscriptions"
+        return f"key {self._session.key.name}, {len(self._session.queues)} subscriptions"
 
     # Frames.
 
     def _frame_received(self, frame: Frame) -> None:
-        """Nothing overtakes a SUBSCRIBE: it must see every publish before it and none after."""
-        if (
-            self._backlog
-            or self._subscribing and isinstance(frame, Publishes)
-            or self._storing and isinstance(frame, Subscribe)
-        ):
+        session = self._session
+        if session is None:
+            self._greet(frame)
+        elif self._backlog or session.must_wait(frame):
             self._backlog.append(frame)
             self.hold_input("backlog")
         else:
-            self._dispatch(frame)
+            self._dispatch(session, frame)
 
     def _go_on(self) -> None:
-        """Something is stored: answer, and look at what had to wait for it."""
+        """Something is stored: look at the frames that had to wait for it, and answer."""
         backlog, self._backlog = self._backlog, deque()
         while backlog and not self._backlog:
             self._frame_received(backlog.popleft())
@@ -154,48 +134,41 @@ class BlipmqProtocol(WireProtocol):
         if not self._reading:
             self._outbox.run()
 
-    def _dispatch(self, frame: Frame) -> None:
-        key = self._handshake.key
-        if key is None:
-            self._greet(frame)
-            return
+    def _dispatch(self, session: Session, frame: Frame) -> None:
         match frame:
             case Publishes():
-                self._on_publish(key, frame)
+                session.publish(frame)
             case Polls():
-                self._on_poll(key, frame)
+                session.poll(frame)
             case Acks():
-                self._on_ack(key, frame)
+                session.ack(frame)
             case Ping(number):
                 self._outbox.add(Said([Pong(number)]))
             case Subscribe():
-                self._on_subscribe(key, frame)
+                session.subscribe(frame)
             case Hello() | Auth() | Malformed(_, FrameType.HELLO | FrameType.AUTH):
                 self._outbox.add(Said(self._handshake.answer(frame)))
             case Malformed(number, kind):
                 if kind is not FrameType.NACK:  # which is ignored, as PONG is
-                    self._refuse([number], NackCode.BAD_REQUEST, f"invalid {kind.name} payload")
+                    text = f"invalid {kind.name} payload"
+                    session.refuse([number], NackCode.BAD_REQUEST, text)
             case Nack() | Pong():
                 pass
-
-    def _refuse(self, numbers: Sequence[int], code: NackCode, text: str) -> None:
-        self.stats.errors[f"Nack{code:d}"] += len(numbers)
-        self._outbox.add(Said(nacks(numbers, code, text)))
 
     # The handshake.
 
     def _greet(self, frame: Frame) -> None:
         answers = self._handshake.answer(frame)
         self._outbox.add(Said(answers))
-        if self._handshake.key is not None:
+        key = self._handshake.key
+        if key is not None:
+            self._session = Session(self.factory, key, self._outbox, self._go_on)
             self._decoder.kept_bytes_max = FRAME_BYTES_MAX + 4
             self.first_frame_received()
-        elif self._handshake.failures >= self.factory.auth_failures_max:
+            return
+        self.stats.errors["Unauthenticated"] += sum(isinstance(a, Nack) for a in answers)
+        if self._handshake.failures >= self.factory.auth_failures_max:
             self._finish(WireError("too many failed attempts to authenticate"))
-        else:
-            refused = sum(isinstance(answer, Nack) for answer in answers)
-            if refused:
-                self.stats.errors["Unauthenticated"] += refused
 
     def _authenticate(self, key: bytes) -> ApiKey | str:
         factory = self.factory
@@ -213,162 +186,14 @@ class BlipmqProtocol(WireProtocol):
 
     def keys_changed(self, ring: KeyRing) -> None:
         """The keys file was read again: use the new rules, or leave."""
-        key = self._handshake.key
-        if key is None:
+        session = self._session
+        if session is None:
             return
-        current = ring.current(key)
+        current = ring.current(session.key)
         if current is not None:
-            self._handshake.key = current
+            session.key = current
         else:
-            self.finish(WireError(f"the API key {key.name!r} is not valid any more"))
-
-    # Publishing.
-
-    def _on_publish(self, key: ApiKey, run: Publishes) -> None:
-        topic, qos, payloads = run.topic, run.qos, run.payloads
-        if not topic:
-            self._refuse(run.correlation_ids, NackCode.BAD_REQUEST, _EMPTY_TOPIC)
-        elif qos > 1:
-            self._refuse(run.correlation_ids, NackCode.BAD_REQUEST, _BAD_QOS)
-        elif not key.publish.allow(topic):
-            self._refuse(run.correlation_ids, NackCode.UNAUTHORIZED, _forbidden("publish", topic))
-        else:
-            now_ms = int(self.factory.clock.seconds() * 1000)
-            bundle = encode_bundle(payloads, now_ms, shared_headers=() if qos else QOS_0_HEADERS)
-            self.stats.messages_in += len(payloads)
-            step = Awaited(len(bundle.framed) + FRAME_COST_BYTES)
-            self._outbox.add(step)
-            self._storing += 1
-            storing = self.factory.broker.publish(topic, (bundle,))
-            storing.addCallbacks(
-                self._stored, self._not_stored, callbackArgs=(step,), errbackArgs=(step, run)
-            )
-
-    def _stored(self, _: int, step: Awaited) -> None:
-        self._storing -= 1
-        step.answer = b""
-        self._go_on()
-
-    def _not_stored(self, failure: Failure, step: Awaited, run: Publishes) -> None:
-        self._storing -= 1
-        what = "durable publish failed" if run.qos else "publish failed"
-        code, text = self._explain(failure, what)
-        self.stats.errors[f"Nack{code:d}"] += len(run.correlation_ids)
-        step.answer = Said(nacks(run.correlation_ids, code, text)).data
-        self._go_on()
-
-    def _explain(self, failure: Failure, what: str) -> tuple[NackCode, str]:
-        """An error in the wire's terms."""
-        error = failure.value
-        if isinstance(error, (BadTopicName, LimitExceeded)):
-            return NackCode.BAD_REQUEST, str(error)
-        if not isinstance(error, MultibrokerError):
-            self.log.failure("blipmq: {what}", failure, what=what)
-            return NackCode.INTERNAL, f"{what}: internal error"
-        return NackCode.INTERNAL, f"{what}: {error}"
-
-    # Subscribing.
-
-    def _on_subscribe(self, key: ApiKey, frame: Subscribe) -> None:
-        number = [frame.correlation_id]
-        if not frame.topic:
-            self._refuse(number, NackCode.BAD_REQUEST, _EMPTY_TOPIC)
-        elif frame.qos > 1:
-            self._refuse(number, NackCode.BAD_REQUEST, _BAD_QOS)
-        elif not key.subscribe.allow(frame.topic):
-            text = _forbidden("subscribe", frame.topic)
-            self._refuse(number, NackCode.UNAUTHORIZED, text)
-        else:
-            step = Awaited(FRAME_COST_BYTES)
-            self._outbox.add(step)
-            self._subscribing += 1
-            created = self.factory.subscriptions.create(key.name, frame.topic, frame.qos)
-            created.addCallback(self._join)
-            created.addCallbacks(
-                self._subscribed,
-                self._not_subscribed,
-                callbackArgs=(step, frame),
-                errbackArgs=(step, frame),
-            )
-
-    def _subscribed(self, queue: Queue | None, step: Awaited, frame: Subscribe) -> None:
-        self._subscribing -= 1
-        if queue is not None:
-            step.answer = encode(Acks(queue.subscription.id, (frame.correlation_id,)))
-            self._go_on()
-
-    def _not_subscribed(self, failure: Failure, step: Awaited, frame: Subscribe) -> None:
-        self._subscribing -= 1
-        code, text = self._explain(failure, "subscribe failed")
-        self.stats.errors[f"Nack{code:d}"] += 1
-        step.answer = encode(Nack(frame.correlation_id, code, text))
-        self._go_on()
-
-    def _join(self, subscription: Subscription) -> Queue | None:
-        """None if this connection is gone by now: the subscription waits for another one."""
-        consumer = subscription.consumer
-        if not self._open or consumer is None:
-            return None
-        queue = self._queues.get(subscription.id)
-        if queue is None or queue.reader.consumer is not consumer:
-            queue = self._queues[subscription.id] = Queue(subscription, consumer.join(), self.stats)
-        return queue
-
-    # Receiving.
-
-    def _on_poll(self, key: ApiKey, run: Polls) -> None:
-        if not run.subscription_id:
-            self._refuse(run.correlation_ids, NackCode.BAD_REQUEST, _ZERO_ID)
-            return
-        subscription = self.factory.subscriptions.find(run.subscription_id, key.name)
-        if subscription is None:
-            return  # silence, as for an empty queue (blipmq.md, the table)
-        if not key.subscribe.allow(subscription.topic):
-            text = _forbidden("subscribe", subscription.topic)
-            self._refuse(run.correlation_ids, NackCode.UNAUTHORIZED, text)
-            return
-        wait_secs = 0 if self._finishing else self.factory.long_poll_secs
-        self._outbox.add(
-            Polling(
-                run.correlation_ids,
-                lambda: self._queue_of(subscription),
-                self._outbox.run,
-                self.factory.clock,
-                wait_secs,
-            )
-        )
-
-    def _queue_of(self, subscription: Subscription) -> Deferred[Queue | None]:
-        return Deferred.fromCoroutine(self._find_queue(subscription))
-
-    async def _find_queue(self, subscription: Subscription) -> Queue | None:
-        try:
-            await self.factory.subscriptions.open(subscription)
-            return self._join(subscription)
-        except MultibrokerError as error:
-            self.log.warn(
-                "blipmq: subscription {id} of {topic!r} cannot be read: {error}",
-                id=subscription.id,
-                topic=subscription.topic,
-                error=error,
-            )
-            return None
-
-    def _on_ack(self, key: ApiKey, run: Acks) -> None:
-        if not run.subscription_id:
-            self._refuse(run.correlation_ids, NackCode.BAD_REQUEST, _ZERO_ID)
-            return
-        subscription = self.factory.subscriptions.find(run.subscription_id, key.name)
-        unknown = run.correlation_ids
-        if subscription is not None:
-            known = subscription.ack(run.correlation_ids)
-            unknown = [tag for tag, ours in zip(run.correlation_ids, known) if not ours]
-        if unknown:
-            self._refuse(unknown, NackCode.UNKNOWN, _UNKNOWN_TAG)
-
-
-def _forbidden(verb: str, topic: bytes) -> str:
-    return f"this API key may not {verb} to topic {topic.decode()!r}"
+            self.finish(WireError(f"the API key {session.key.name!r} is not valid any more"))
 
 
 class BlipmqFactory(WireFactory):
