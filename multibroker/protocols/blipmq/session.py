@@ -86,19 +86,21 @@ class Session:
         elif not self.key.publish.allow(topic):
             self.refuse(run.correlation_ids, NackCode.UNAUTHORIZED, _forbidden("publish", topic))
         else:
-            now_ms = int(self._factory.clock.seconds() * 1000)
-            bundle = encode_bundle(payloads, now_ms, shared_headers=() if qos else QOS_0_HEADERS)
+            now = self._factory.clock.seconds()
+            headers = () if qos else QOS_0_HEADERS
+            bundle = encode_bundle(payloads, int(now * 1000), shared_headers=headers)
             self._stats.messages_in += len(payloads)
             step = Awaited(len(bundle.framed) + FRAME_COST_BYTES)
             self._outbox.add(step)
             self._storing += 1
             storing = self._factory.broker.publish(topic, (bundle,))
             storing.addCallbacks(
-                self._stored, self._not_stored, callbackArgs=(step,), errbackArgs=(step, run)
+                self._stored, self._not_stored, callbackArgs=(step, now), errbackArgs=(step, run)
             )
 
-    def _stored(self, _: int, step: Awaited) -> None:
+    def _stored(self, _: int, step: Awaited, since: float) -> None:
         self._storing -= 1
+        self._stats.publish_us.add(int((self._factory.clock.seconds() - since) * 1e6))
         step.answer = b""
         self._go_on()
 

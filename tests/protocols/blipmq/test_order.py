@@ -60,6 +60,14 @@ class BarrierTests(SynchronousTestCase):
             self.server.store()
             self.assertEqual(self.peer.heard(), [Pong(3)])
 
+    def test_the_time_until_a_publish_is_stored_is_measured(self) -> None:
+        self.peer.send(publish(b"t", 1))
+        self.server.clock.advance(0.25)
+        self.server.store()
+        measured = self.server.factory.stats.publish_us
+        self.assertEqual(measured.count, 1)
+        self.assertAlmostEqual(measured.total, 250_000, delta=10)
+
     def test_decoding_goes_on_meanwhile_and_appends_keep_the_order_of_receipt(self) -> None:
         self.peer.send(publish(b"t", 1, 2), Ping(3))
         self.peer.send(publish(b"u", 4), publish(b"t", 5), Ping(6))
