@@ -188,7 +188,8 @@ def plot(samples: Samples, path: Path, title: str) -> None:
             left.hist([value / 1e6 for value in took], bins=60, alpha=0.6, label=label)
     left.set(xlabel="latency in ms", ylabel="samples", title="Latency")
     for times, label in ((samples.published_at, "published"), (samples.delivered_at, "delivered")):
-        right.plot(*per_step(times, 0.1), label=label)
+        steps, rates = per_step(times, 0.1)
+        right.plot(steps[:-1], rates[:-1], label=label)  # the last step is not a whole one
     right.set(xlabel="seconds", ylabel="messages/s", title="Throughput", ylim=(0, None))
     left.legend()
     right.legend()
