@@ -143,10 +143,9 @@ class Consumer:
     def handed_out(self, reader: Reader, rows: list[Delivery]) -> None:
         stats = self.origin.stats
         stats.messages_out += len(rows)
-        for row in rows:
-            stats.bytes_out += len(row.payload)
-            if row.attempt > 1:
-                stats.redelivered += 1
+        stats.bytes_out += sum([len(row[2]) for row in rows])
+        if rows[0].attempt > 1:  # what comes again comes first
+            stats.redelivered += sum([row.attempt > 1 for row in rows])
         if reader.auto_commit:
             self.changed()
         else:

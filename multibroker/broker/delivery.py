@@ -62,6 +62,8 @@ class Policy:
 
 def cut(payloads: Sequence[bytes], start: int, end: int, size_bytes: int) -> int:
     """Where to stop so that the payloads from `start` on are no more than `size_bytes`."""
+    if sum(map(len, payloads[start:end])) <= size_bytes:
+        return end
     size = 0
     for index in range(start, end):
         size += len(payloads[index])
