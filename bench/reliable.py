@@ -25,7 +25,7 @@ from bench.table import Row
 
 COUNT = 65_535
 CLIENTS = 500
-CLIENT_COUNT = 4_000
+CLIENT_COUNT = 2_000
 REPEATS = 3
 _READ_BYTES = 1 << 18
 

@@ -41,6 +41,9 @@ class Kind(IntEnum):
     MOVED = 8  # messages again, so that their old place may go
 
 
+_KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
+
+
 class DamagedRecord(SessionError):
     def __init__(self, position: int, why: str) -> None:
         super().__init__(f"damaged record at {position}: {why}")
@@ -140,10 +143,10 @@ def scan(data: memoryview, position: int) -> Iterator[Record]:
         if crc32(data[start:end]) != crc:
             raise DamagedRecord(position, "wrong CRC")
         kind, number = _HEAD.unpack_from(data, start)
-        if kind not in Kind.__members__.values():
+        if kind not in _KINDS:
             raise DamagedRecord(position, "unknown kind")
         body = start + _HEAD.size
-        yield Record(Kind(kind), number, data[body:end], body)
+        yield Record(_KINDS[kind], number, data[body:end], body)
         position = end
 
 
