@@ -61,7 +61,7 @@ SETTINGS = (
         "the longest line from a client, and so the longest value of a stateless stream",
         size(4096),
     ),
-    Setting("uuid-bytes-max", 256, "the longest uuid", count(1, 65_535)),
+    Setting("uuid-bytes-max", 256, "the longest uuid", count(1, 4096)),
     Setting("sessions-max", 100_000, "sessions at once, connected or waiting", count(1)),
     Setting(
         "unacknowledged-max", 65_535,

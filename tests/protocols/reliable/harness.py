@@ -65,6 +65,10 @@ class Client(StringTransport):
         return [json.loads(line) for line in self.take().splitlines()]
 
 
+def bounds(settings: dict[str, Any]) -> Bounds:
+    return Bounds(settings["sessions-max"], settings["unacknowledged-max"])
+
+
 class ServerCase(SynchronousTestCase):
     """Interval 0 unless a test says otherwise."""
 
@@ -77,7 +81,7 @@ class ServerCase(SynchronousTestCase):
     def make_sessions(self, settings: dict[str, Any]) -> Any:
         return MemorySessions(
             self.clock, expiry_seconds=settings["session-expiry-secs"],
-            bounds=Bounds(settings["sessions-max"], settings["unacknowledged-max"]))
+            bounds=bounds(settings))
 
     def serve(self, **changed: Any) -> None:
         settings = {**DEFAULTS, "interval-ms": 0, **self.settings}

@@ -423,7 +423,9 @@ class LimitTests(ServerCase):
         client = self.connect(reading=False)
         client.say({"uuid": "u", "params": {"count": 65535}})
         self.run_on()
-        self.successResultOf(self.factory.stopServing())
+        stopped = self.factory.stopServing()
+        self.run_on()
+        self.successResultOf(stopped)
         self.assertEqual(client.closed, "closed")
         self.assertTrue(client.take().endswith(b"}\n"))
 
