@@ -6,6 +6,7 @@ import atexit
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,9 @@ def _builder(name: str, master: str | None) -> Any:
     builder = SparkSession.builder.appName(name)
     if master or not given.contains("spark.master"):
         builder = builder.master(master or "local[*]")
+        if not given.contains("spark.pyspark.python"):
+            # Workers on this machine run in our own environment, activated or not.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for key, value in DEFAULTS.items():
         if not given.contains(key):
             builder = builder.config(key, value)

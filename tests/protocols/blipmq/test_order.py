@@ -177,25 +177,25 @@ class SlowReadTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.server = Server()
         peer = self.server.client()
-        self.id = peer.subscribe(b"t")
+        self.sub_id = peer.subscribe(b"t")
         peer.disconnect()
         result_of(self.server.broker.publish(b"t", batch(b"a", b"b")))
         self.peer = self.server.client()
         self.server.storage.slow = True
 
     def test_polls_wait_for_the_log_to_be_read(self) -> None:
-        self.assertEqual(self.peer.say(Polls(self.id, [1, 2, 3]), Ping(4)), [])
+        self.assertEqual(self.peer.say(Polls(self.sub_id, [1, 2, 3]), Ping(4)), [])
         self.server.storage.answer(5)
         self.assertEqual(
             self.peer.heard(), [Publishes(b"t", 1, [1, 2], [b"a", b"b"]), Pong(4)]
         )
 
     def test_a_connection_that_goes_meanwhile_leaves_everything_to_the_next(self) -> None:
-        self.peer.send(Polls(self.id, [1]))
+        self.peer.send(Polls(self.sub_id, [1]))
         self.peer.disconnect()
         self.server.storage.answer(5)
         self.server.storage.slow = False
-        self.assertEqual(self.server.client().poll(self.id, 5), [(1, 1, b"a"), (1, 2, b"b")])
+        self.assertEqual(self.server.client().poll(self.sub_id, 5), [(1, 1, b"a"), (1, 2, b"b")])
 
 
 class BackPressureTests(SynchronousTestCase):
@@ -242,10 +242,10 @@ class LongPollTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.server = Server(long_poll_ms=5000)
         self.peer = self.server.client()
-        self.id = self.peer.subscribe(b"t")
+        self.sub_id = self.peer.subscribe(b"t")
 
     def test_an_empty_poll_is_parked_until_a_message_comes(self) -> None:
-        self.assertEqual(self.peer.say(Polls(self.id, [1]), Ping(2)), [])
+        self.assertEqual(self.peer.say(Polls(self.sub_id, [1]), Ping(2)), [])
         self.server.clock.advance(3)
         result_of(self.server.broker.publish(b"t", batch(b"a")))
         self.assertEqual(self.peer.heard(), [Publishes(b"t", 1, [1], [b"a"]), Pong(2)])
@@ -253,7 +253,7 @@ class LongPollTests(SynchronousTestCase):
         self.assertEqual(self.peer.heard(), [])
 
     def test_it_ends_in_silence_at_its_time_limit(self) -> None:
-        self.peer.send(Polls(self.id, [1]), Ping(2))
+        self.peer.send(Polls(self.sub_id, [1]), Ping(2))
         self.server.clock.advance(4.9)
         self.assertEqual(self.peer.heard(), [])
         self.server.clock.advance(0.2)
@@ -262,7 +262,7 @@ class LongPollTests(SynchronousTestCase):
         self.assertEqual(self.peer.heard(), [])
 
     def test_each_of_several_polls_takes_one_message_as_it_comes(self) -> None:
-        self.peer.send(Polls(self.id, [1, 2, 3]), Ping(4))
+        self.peer.send(Polls(self.sub_id, [1, 2, 3]), Ping(4))
         for number, payload in enumerate((b"a", b"b"), 1):
             result_of(self.server.broker.publish(b"t", batch(payload)))
             self.assertEqual(self.peer.heard(), [Publishes(b"t", 1, [number], [payload])])
@@ -271,15 +271,15 @@ class LongPollTests(SynchronousTestCase):
 
     def test_the_limit_counts_from_receipt_so_pipelined_polls_do_not_add_up(self) -> None:
         other = self.peer.subscribe(b"u")
-        self.peer.send(Polls(self.id, [1]), Polls(other, [2]), Polls(self.id, [3]), Ping(4))
+        self.peer.send(Polls(self.sub_id, [1]), Polls(other, [2]), Polls(self.sub_id, [3]), Ping(4))
         self.server.clock.advance(5)
         self.assertEqual(self.peer.heard(), [Pong(4)])
 
     def test_publishes_and_acknowledgements_behind_it_take_effect_at_once(self) -> None:
         result_of(self.server.broker.publish(b"t", batch(b"a")))
-        self.peer.poll(self.id)
-        self.peer.send(Polls(self.id, [1]))
-        self.peer.send(Acks(self.id, [1]))
+        self.peer.poll(self.sub_id)
+        self.peer.send(Polls(self.sub_id, [1]))
+        self.peer.send(Acks(self.sub_id, [1]))
         [status] = self.server.broker.consumers()
         self.assertEqual(status.in_flight, 0)
         self.peer.send(publish(b"t", 5), Ping(6))
@@ -296,18 +296,18 @@ class LongPollTests(SynchronousTestCase):
         self.assertEqual(peer.heard(), [Publishes(b"t", 1, [1], [b"a"])])
 
     def test_a_connection_that_goes_leaves_no_timer_and_no_waiter(self) -> None:
-        self.peer.send(Polls(self.id, [1]))
+        self.peer.send(Polls(self.sub_id, [1]))
         self.peer.disconnect()
         self.server.clock.advance(6)
         result_of(self.server.broker.publish(b"t", batch(b"a")))
-        self.assertEqual(self.server.client().poll(self.id), [(1, 1, b"a")])
+        self.assertEqual(self.server.client().poll(self.sub_id), [(1, 1, b"a")])
 
     def test_a_deleted_topic_ends_it(self) -> None:
-        self.peer.send(Polls(self.id, [1]), Ping(2))
+        self.peer.send(Polls(self.sub_id, [1]), Ping(2))
         result_of(self.server.broker.delete_topic(b"t"))
         self.assertEqual(self.peer.heard(), [Pong(2)])
 
     def test_stop_serving_does_not_wait_for_it(self) -> None:
-        self.peer.send(Polls(self.id, [1]), Ping(2))
+        self.peer.send(Polls(self.sub_id, [1]), Ping(2))
         self.successResultOf(self.server.factory.stopServing())
         self.assertEqual(self.peer.heard(), [Pong(2)])

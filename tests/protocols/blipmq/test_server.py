@@ -260,30 +260,30 @@ class RedeliveryTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.server = Server(ack_timeout_ms=1000)
         self.peer = self.server.client()
-        self.id = self.peer.subscribe(b"t")
+        self.sub_id = self.peer.subscribe(b"t")
         self.peer.publish(b"t", b"a", b"b", b"c", b"d")
 
     def test_after_the_timeout_in_the_original_order_with_the_same_tags(self) -> None:
-        self.assertEqual(len(self.peer.poll(self.id, 3)), 3)
-        self.peer.say(Acks(self.id, [2]))
+        self.assertEqual(len(self.peer.poll(self.sub_id, 3)), 3)
+        self.peer.say(Acks(self.sub_id, [2]))
         self.server.clock.advance(1)
         self.assertEqual(
-            self.peer.poll(self.id, 9), [(1, 1, b"a"), (1, 3, b"c"), (1, 4, b"d")]
+            self.peer.poll(self.sub_id, 9), [(1, 1, b"a"), (1, 3, b"c"), (1, 4, b"d")]
         )
 
     def test_a_lost_connection_frees_its_messages_at_once(self) -> None:
-        self.peer.poll(self.id, 3)
-        self.peer.say(Acks(self.id, [1]))
+        self.peer.poll(self.sub_id, 3)
+        self.peer.say(Acks(self.sub_id, [1]))
         self.peer.disconnect()
         other = self.server.client()
-        self.assertEqual(other.poll(self.id, 9), [(1, 2, b"b"), (1, 3, b"c"), (1, 4, b"d")])
+        self.assertEqual(other.poll(self.sub_id, 9), [(1, 2, b"b"), (1, 3, b"c"), (1, 4, b"d")])
 
     def test_another_connection_of_the_same_key_may_acknowledge(self) -> None:
-        self.peer.poll(self.id, 1)
+        self.peer.poll(self.sub_id, 1)
         other = self.server.client()
-        self.assertEqual(other.say(Acks(self.id, [1])), [])
+        self.assertEqual(other.say(Acks(self.sub_id, [1])), [])
         self.server.clock.advance(1)
-        self.assertEqual(other.poll(self.id, 1), [(1, 2, b"b")])
+        self.assertEqual(other.poll(self.sub_id, 1), [(1, 2, b"b")])
 
     def test_a_message_given_up_goes_to_the_dead_letter_topic_which_can_be_read(self) -> None:
         server = Server(ack_timeout_ms=1000, deliveries_max=2, dead_letter_topic="dead")
