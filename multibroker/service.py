@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,9 @@ from multibroker.config import Config
 from multibroker.errors import ConfigError, MultibrokerError
 from multibroker.lifecycle import Lifecycle
 from multibroker.services import Services
+
+COLLECT_AFTER = 50_000
+"""New containers, less those gone again, after which the youngest are searched for cycles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class BrokerService(Service):
         for listener in self.listeners:
             if listener not in early:
                 await self._listen(listener)
+        settle_collector()
         self.lifecycle.ready()
         self.log.info("ready")
         if self.welcome is not None:
@@ -200,6 +205,17 @@ class BrokerService(Service):
 
     def _not_finished(self, failure: Any, name: str) -> None:
         self.log.warn("{wire} did not finish: {reason}", wire=name, reason=failure.value)
+
+
+def settle_collector() -> None:
+    """Look for cycles more rarely, and never among what is there for good.
+
+    A read brings thousands of bundles that live for a moment and are in no cycle; with Python's
+    default of 700, looking for some costs more than decoding them (decision 0043).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 50)
 
 
 def describe(error: Exception) -> str:

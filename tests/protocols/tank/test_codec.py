@@ -185,6 +185,42 @@ class RunTests(SynchronousTestCase):
         alone = [r for one in frames for r in RequestDecoder().feed(one)]
         self.assertEqual(flat(alone), flat(together))
 
+    @given(st.integers(0, 130), st.integers(16, 40), st.lists(st.integers(0, 9000), max_size=3))
+    def test_equal_frames_are_cut_in_one_go_as_if_read_one_by_one(
+        self, size: int, count: int, cuts: list[int]
+    ) -> None:
+        first = self.publish(0, b"t", 3, b"to remember the place")
+        frames = [self.publish(i, b"t", 3, bytes((i,)) * size) for i in range(count)]
+        decoder = RequestDecoder()
+        list(decoder.feed(first))
+        together = [r for p in pieces(b"".join(frames), cuts) for r in decoder.feed(p)]
+        alone = [r for one in frames for r in RequestDecoder().feed(one)]
+        self.assertEqual(flat(alone), flat(together))
+        self.assertEqual(count, len(flat(together)))
+
+    @given(st.integers(0, 99), st.integers(0, 54), st.integers(1, 255))
+    def test_one_different_byte_among_equal_frames_changes_what_it_changes(
+        self, number: int, place: int, change: int
+    ) -> None:
+        frames = [bytearray(self.publish(i, b"topic", 3, b"0123456789")) for i in range(30)]
+        odd = frames[number % 30]
+        odd[place % len(odd)] ^= change
+
+        def decoded(stream: list[bytes]) -> tuple[list[Request], bool]:
+            decoder = RequestDecoder(frame_bytes_max=1000)
+            list(decoder.feed(self.publish(0, b"topic", 3, b"to remember the place")))
+            found: list[Request] = []
+            try:
+                for piece in stream:
+                    found += decoder.feed(piece)
+            except WireError:
+                return flat(found), True
+            return flat(found), False
+
+        together, broken = decoded([b"".join(frames)])
+        one_by_one, also_broken = decoded([bytes(frame) for frame in frames])
+        self.assertEqual((one_by_one, also_broken), (together, broken))
+
     def test_answers_to_a_run_are_those_to_each_of_its_requests(self) -> None:
         ids = [i.to_bytes(4, "little") for i in (1, 258, 2**32 - 1)]
         expected = "0105000000" "01000000" "02" "0105000000" "02010000" "02"
