@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain, islice
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -27,6 +28,8 @@ from multibroker.topicconfig import COMPACT, TopicConfig
 TOPIC = b"__consumers"
 CONFIG = TopicConfig(segment_bytes=4 << 20, cleanup_policy=COMPACT)
 READ_BYTES = 1 << 20
+STATES_MAX = 500
+"""In one append: encoding them all at once would hold up everybody else."""
 RETRY_SECS = 1.0
 
 
@@ -49,7 +52,8 @@ class State:
     version: int = 1
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> State:
@@ -84,8 +88,8 @@ class Positions:
         self._delay_secs = commit_ms / 1000
         self._dirty: dict[bytes, Callable[[], bytes]] = {}
         self._writing: dict[bytes, Callable[[], bytes]] = {}
-        self._waiting: list[Deferred[None]] = []
-        self._written: list[Deferred[None]] = []
+        self._waiting: dict[bytes, list[Deferred[None]]] = {}  # for what is dirty
+        self._written: list[Deferred[None]] = []  # for what is being written
         self._timer: IDelayedCall | None = None
 
     async def load(self) -> dict[bytes, bytes]:
@@ -119,7 +123,7 @@ class Positions:
         """Fires when the changes so far are durable."""
         done: Deferred[None] = Deferred()
         if key in self._dirty:
-            self._waiting.append(done)
+            self._waiting.setdefault(key, []).append(done)
             self._write()
         elif key in self._writing:
             self._written.append(done)
@@ -141,25 +145,26 @@ class Positions:
         self._write()
 
     def _write(self) -> None:
+        """One append with some of what has changed, first of all what is waited for."""
         if self._writing or not self._dirty:
             return
         self._stop_timer()
-        self._writing, self._dirty = self._dirty, {}
-        self._written, self._waiting = self._waiting, []
+        keys = list(dict.fromkeys(islice(chain(self._waiting, self._dirty), STATES_MAX)))
+        self._writing = {key: self._dirty.pop(key) for key in keys}
+        self._written = [done for key in keys for done in self._waiting.pop(key, ())]
         payloads = [state() for state in self._writing.values()]
-        batch = bundle.encode(
-            payloads, int(self._clock.seconds() * 1000), keys=list(self._writing)
-        )
+        batch = bundle.encode(payloads, int(self._clock.seconds() * 1000), keys=keys)
         ensured = self._topics.ensure_internal(TOPIC, CONFIG)
         ensured.addCallback(lambda topic: self._storage.append(TOPIC, 0, [batch]))
         ensured.addCallbacks(self._done, self._failed)
 
     def _done(self, seq: int) -> None:
+        full = len(self._writing) == STATES_MAX
         self._writing = {}
         written, self._written = self._written, []
-        self._next(self._delay_secs)
-        for waiter in written:
-            waiter.callback(None)
+        self._next(0 if full else self._delay_secs)
+        for done in written:
+            done.callback(None)
 
     def _failed(self, failure: Failure) -> None:
         self.log.error(
@@ -169,15 +174,16 @@ class Positions:
         )
         self._dirty = {**self._writing, **self._dirty}
         self._writing = {}
-        waiting, self._written, self._waiting = self._written + self._waiting, [], []
+        waiting = [*self._written, *chain.from_iterable(self._waiting.values())]
+        self._written, self._waiting = [], {}
         self._next(RETRY_SECS)
-        for waiter in waiting:
-            waiter.errback(failure)
+        for done in waiting:
+            done.errback(failure)
 
     def _next(self, delay_secs: float) -> None:
         if self._waiting:
             self._write()
-        elif self._dirty and self._timer is None and not self._writing:
+        elif self._dirty and self._timer is None:
             self._timer = self._clock.callLater(delay_secs, self._timed)
 
     def _stop_timer(self) -> None:

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from multibroker.broker.broker import Broker
 from multibroker.broker.consumer import Consumer
 from multibroker.broker.delivery import OLDEST, Policy
-from multibroker.broker.positions import TOPIC, ranges
+from multibroker.broker.positions import STATES_MAX, TOPIC, ranges
 from multibroker.errors import StorageError, UnknownConsumer
 from tests.broker.support import SlowStorage, batch, make_broker, result_of
 
@@ -266,6 +266,26 @@ class BatchingTests(SynchronousTestCase):
         self.assertEqual(storage.stats.appends, before + 2)
         self.successResultOf(consumer.stored())
         self.assertEqual(storage.stats.appends, before + 2)
+
+    def test_very_many_changes_are_written_in_several_turns(self) -> None:
+        broker, storage, clock = make_broker(consumer_commit_ms=200)
+        broker.create_topic(b"t")
+        storage.hold()
+        names = [b"%d" % number for number in range(STATES_MAX + 10)]
+        opened = [broker.consumer(b"t", name) for name in names]
+        storage.release()
+        consumers = [self.successResultOf(one) for one in opened]
+        readers = [consumer.join() for consumer in consumers]
+        for reader in readers:
+            broker.publish(b"t", batch(b"x"))
+        clock.advance(1)
+        for reader in readers:
+            reader.ack([row.seq for row in reader.take()])
+        last = self.successResultOf(consumers[-1].stored())
+        self.assertIsNone(last)
+        clock.advance(1)
+        again = crash(broker)
+        self.assertEqual({status.position for status in again.consumers()}, {1})
 
     def test_a_full_disk_fails_those_who_wait_and_is_tried_again(self) -> None:
         broker, storage, clock = make_broker()
