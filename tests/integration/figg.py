@@ -11,8 +11,10 @@ from twisted.trial.unittest import TestCase
 from multibroker.broker.broker import Broker
 from multibroker.protocols.figg.backoff import Constant
 from multibroker.protocols.figg.client import FiggClient
+from multibroker.protocols.figg.continuity import Continuity
 from multibroker.protocols.figg.options import ClientOptions
 from multibroker.protocols.figg.server import FiggFactory
+from multibroker.protocols.figg.subscriptions import Gap, Message
 from multibroker.storage.local import LocalStorage
 from tests.protocols.figg.support import settings
 
@@ -61,3 +63,30 @@ class FiggTestCase(TestCase):
         client = FiggClient(reactor, endpoint, ClientOptions(**options))
         self.addCleanup(client.close, 0)
         return client
+
+
+class Numbered:
+    """A subscriber of numbered messages; `complete` fires when the last one has come."""
+
+    def __init__(self, total: int, window_messages: int) -> None:
+        self.continuity = Continuity(window_messages)
+        self.complete: Deferred[None] = Deferred()
+        self._total = total
+        self._offset = 0
+
+    def receive(self, message: Message) -> None:
+        if message.offset != self._offset + 1:
+            self.continuity.problem(f"offset {message.offset} follows {self._offset}")
+        self._offset = message.offset
+        self.continuity.see(int(message.payload))
+        if self.continuity.highest + 1 == self._total and not self.complete.called:
+            self.complete.callback(None)
+
+    def gap(self, gap: Gap) -> None:
+        self.continuity.problem(str(gap))
+
+
+async def publish_numbers(client: FiggClient, topic: bytes, total: int) -> None:
+    for number in range(total):
+        await client.send(topic, b"%d" % number)
+    await client.flush()

@@ -10,60 +10,14 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
-from multibroker.protocols.figg.client import FiggClient
 from multibroker.protocols.figg.codec import Decoder, encode
 from multibroker.protocols.figg.messages import Ack, Attach, Attached, Data, Ping, Pong, Publish
-from multibroker.protocols.figg.subscriptions import Gap, Message
 from tests.chaos import ChaosProxy, Faults
-from tests.integration.figg import HOST, FiggServer, FiggTestCase
+from tests.integration.figg import HOST, FiggServer, FiggTestCase, Numbered, publish_numbers
 
 MESSAGES = 25_000
 WINDOW = 256
 FAN_OUT_MESSAGES = 50
-
-
-class Continuity:
-    """Checks a stream of numbered messages: in order, and repeated only as resends are."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.offset = 0
-        self.highest = -1
-        self.repeated = 0
-        self.problems: list[str] = []
-        self.complete: Deferred[None] = Deferred()
-        self._previous = -1
-
-    def receive(self, message: Message) -> None:
-        number = int(message.payload)
-        if message.offset != self.offset + 1:
-            self.problems.append(f"offset {message.offset} after {self.offset}")
-        self.offset = message.offset
-        if number > self.highest + 1:
-            self.problems.append(f"message {number} after {self.highest}")
-        elif number <= self.highest:
-            self._repeat(number)
-        self._previous = number
-        self.highest = max(self.highest, number)
-        if self.highest + 1 == self.total and not self.complete.called:
-            self.complete.callback(None)
-
-    def _repeat(self, number: int) -> None:
-        """A resend goes back within the window and then on without a gap."""
-        self.repeated += 1
-        if number <= self.highest - WINDOW:
-            self.problems.append(f"message {number} came again after {self.highest}")
-        if number > self._previous + 1:
-            self.problems.append(f"a resend jumps from {self._previous} to {number}")
-
-    def gap(self, gap: Gap) -> None:
-        self.problems.append(f"gap {gap}")
-
-
-async def publish_numbers(client: FiggClient, topic: bytes, total: int) -> None:
-    for number in range(total):
-        await client.send(topic, b"%d" % number)
-    await client.flush()
 
 
 class ChaosTests(FiggTestCase):
@@ -80,11 +34,11 @@ class ChaosTests(FiggTestCase):
         subscriber = self.client(proxies[1].port, ping_secs=0.2)
         publisher.start()
         subscriber.start()
-        seen = Continuity(total)
+        seen = Numbered(total, WINDOW)
         await subscriber.subscribe(b"numbers", seen.receive, 0, seen.gap)
         await publish_numbers(publisher, b"numbers", total)
         await seen.complete
-        self.assertEqual(seen.problems, [])
+        self.assertEqual(seen.continuity.problems, [])
         self.assertEqual(server.factory.stats.errors, {})
         return proxies
 
