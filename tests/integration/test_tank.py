@@ -205,6 +205,44 @@ class TankProcessTests(SynchronousTestCase):
         self.assertEqual(b"\0", other.publish(made))
         self.assertTrue(peer.frame().endswith(made.framed))
 
+    def publish_keys(self, peer: Peer, newest: dict[bytes, tuple[int, bytes]], start: int) -> int:
+        """200 messages of 20 keys from sequence number `start` on; all are acknowledged."""
+        for seq in range(start, start + 200, 10):
+            numbers = range(seq, seq + 10)
+            keys = [b"key %d" % (n * 7 % 20) for n in numbers]
+            payloads = [b"value %d" % n + b"." * 50 for n in numbers]
+            self.assertEqual(b"\0", peer.publish(bundle.encode(payloads, TIME_MS, keys=keys)))
+            newest.update(zip(keys, zip(numbers, payloads)))
+        return start + 200
+
+    def test_compaction_keeps_the_newest_of_each_key_over_kills(self) -> None:
+        peer = self.start("--fsync=never")
+        config = b"log.cleanup.policy=cleanup\nlog.segment.bytes=4kb\n"
+        config += b"log.cleaner.min.cleanable.ratio=0\n"
+        peer.ask(CreateTopic(1, b"t", 1, config))
+        newest: dict[bytes, tuple[int, bytes]] = {}
+        start, compacted = 1, False
+        for kill in range(4):
+            for _ in range(5):
+                start = self.publish_keys(peer, newest, start)
+            self.broker.kill()
+            self.broker.start("--fsync=never")
+            peer = self.connect()
+            seqs, payloads, _ = peer.read_all()
+            found = dict(zip(seqs, payloads))
+            self.assertEqual(start - 1, seqs[-1])
+            for seq, payload in newest.values():
+                self.assertEqual(payload, found[seq])
+            compacted = compacted or len(seqs) < start - 1
+            # A number that compaction took: the next message there is.
+            missing = next((seq for seq in range(1, start) if seq not in found), None)
+            if missing is not None and missing > seqs[0]:
+                chunk = peer.fetch(missing)
+                after = bundle.decode_chunk(chunk.data, chunk.base_seq).seqs
+                following = min(seq for seq in seqs if seq > missing)
+                self.assertIn(following, after)
+        self.assertTrue(compacted)
+
     def command(self, *words: str, given: bytes = b"") -> bytes:
         endpoint = f"tcp:{HOST}:{self.broker.ports['tank']}"
         done = subprocess.run(

@@ -20,6 +20,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 from multibroker.broker.broker import Broker
+from multibroker.broker.stats import WireStats
 from multibroker.broker.tail import Watch
 from multibroker.errors import (
     LimitExceeded,
@@ -49,12 +50,14 @@ class Fetches:
         self,
         broker: Broker,
         clock: Any,
+        stats: WireStats,
         send: Callable[[Consumed], None],
         waiters_max: int,
         answer_bytes_max: int,
     ) -> None:
         self._broker = broker
         self._clock = clock
+        self._stats = stats
         self._send = send
         self._waiters_max = waiters_max
         self._answer_bytes_max = answer_bytes_max
@@ -113,7 +116,7 @@ class Fetches:
             self.log.failure("a fetch failed", failure=failure)
 
     def _begin(self, request: Consume) -> Deferred[None]:
-        plan = Plan(self._broker, request)
+        plan = Plan(self._broker, request, self._clock.seconds())
         if plan.must_wait():
             self._waits[_Wait(self, plan, self._broker, self._clock)] = None
             return succeed(None)
@@ -137,6 +140,7 @@ class Fetches:
         self._enqueue(lambda: self._finish(wait.plan))
 
     def _finish(self, plan: Plan) -> Deferred[None]:
+        plan.began = self._clock.seconds()
         for spot in plan.spots:
             if spot.answer is None and not spot.captured:
                 spot.answer = spot.empty(0)
@@ -157,6 +161,8 @@ class Fetches:
                 spot.answer = await self._read(spot, room)
             room -= len(spot.answer.data)
         if not self._stopped:
+            self._stats.messages_out += sum([spot.messages for spot in plan.spots])
+            self._stats.fetch_us.add(int((self._clock.seconds() - plan.began) * 1e6))
             self._send(plan.answer())
 
     async def _read(self, spot: Spot, room: int) -> FetchedPartition:

@@ -29,7 +29,10 @@ FETCH_BYTES_MAX = 64 * 2**20
 class Spot:
     """One partition of one fetch: where it starts and what has been found for it."""
 
-    __slots__ = ("topic", "partition", "asked", "seq", "answer", "captured", "size_bytes")
+    __slots__ = (
+        *("topic", "partition", "asked", "seq", "answer"),
+        *("captured", "size_bytes", "messages"),
+    )
 
     def __init__(self, topic: Topic, partition: Partition | None, asked: FetchPartition) -> None:
         self.topic = topic
@@ -37,7 +40,7 @@ class Spot:
         self.asked = asked
         self.seq = asked.seq
         self.size_bytes = min(asked.size_bytes, FETCH_BYTES_MAX)
-        self.captured = 0
+        self.captured = self.messages = 0
         self.answer: FetchedPartition | None = None
         if partition is None:
             self.answer = FetchedPartition(asked.partition, ConsumeFlag.UNKNOWN_PARTITION)
@@ -84,6 +87,7 @@ class Spot:
     def filled(self, chunk: Chunk) -> FetchedPartition:
         if not chunk:
             return self.empty(self.first_available())
+        self.messages = chunk.next_seq - chunk.first_seq
         flag = ConsumeFlag.SPARSE if first_is_sparse(chunk.data) else ConsumeFlag.OK
         # The client stops at the first message beyond the high water mark (facts, 0.3).
         high_water = max(self.high_water(), chunk.next_seq - 1)
@@ -93,10 +97,14 @@ class Spot:
 
 
 class Plan:
-    """A fetch with its partitions looked up. Topics that are unknown have no spots."""
+    """A fetch with its partitions looked up. Topics that are unknown have no spots.
 
-    def __init__(self, broker: Broker, request: Consume) -> None:
+    `began` is when its answer could first have been given: now, or when its wait ended.
+    """
+
+    def __init__(self, broker: Broker, request: Consume, began: float) -> None:
         self.request = request
+        self.began = began
         self._topics: list[tuple[bytes, int, list[Spot] | None]] = []
         self.spots: list[Spot] = []
         self.unknown_topics = False

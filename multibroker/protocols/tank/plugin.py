@@ -31,7 +31,9 @@ SETTINGS = (
         seconds(),
     ),
     Setting("waiters-max", 1024, "fetches of one connection that wait or are queued", count(1)),
-    Setting("request-partitions-max", 1024, "partitions that one fetch may ask for", count(1)),
+    Setting(
+        "request-partitions-max", 1024, "partitions that one publish or fetch may name", count(1)
+    ),
     Setting(
         "unstored-bytes-max",
         64 * 2**20,

@@ -6,6 +6,7 @@ What is handed over but not yet stored is bounded: beyond the limit the connecti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -47,12 +48,14 @@ class Publishes:
     def __init__(
         self,
         broker: Broker,
+        clock: Any,
         stats: WireStats,
         write: Callable[[bytes], None],
         changed: Callable[[], None],
         read_only: bool,
     ) -> None:
         self._broker = broker
+        self._clock = clock
         self._stats = stats
         self._write = write
         self._changed = changed
@@ -67,29 +70,31 @@ class Publishes:
             return
         self.unstored_bytes += run.size_bytes
         publishing = self._broker.publish(run.topic, run.bundles, run.partition, create=False)
+        begun = (run, self._clock.seconds())
         publishing.addCallbacks(
-            self._run_stored, self._run_refused, callbackArgs=(run,), errbackArgs=(run,)
+            self._run_stored, self._run_refused, callbackArgs=begun, errbackArgs=begun
         )
         publishing.addErrback(self._broke)
 
-    def _run_stored(self, _: int, run: PublishRun) -> None:
+    def _run_stored(self, _: int, run: PublishRun, began: float) -> None:
         self._stats.messages_in += sum([bundle.count for bundle in run.bundles])
-        self._run_done(run, ProduceCode.OK)
+        self._run_done(run, began, ProduceCode.OK)
 
-    def _run_refused(self, failure: Failure, run: PublishRun) -> None:
+    def _run_refused(self, failure: Failure, run: PublishRun, began: float) -> None:
         code = self._code(failure)
         self._count_refused(len(run.bundles), code)
-        self._run_done(run, code)
+        self._run_done(run, began, code)
 
-    def _run_done(self, run: PublishRun, code: ProduceCode) -> None:
+    def _run_done(self, run: PublishRun, began: float, code: ProduceCode) -> None:
         self._write(answers.acks(run.request_ids, code))
-        self._settle(run.size_bytes)
+        self._settle(run.size_bytes, began)
 
     def add(self, request: Produce) -> None:
         # All of it is handed over here and now; only the answer waits.
         self.unstored_bytes += request.size_bytes
+        began = self._clock.seconds()
         results = [self._publish_topic(topic) for topic in request.topics]
-        done = Deferred.fromCoroutine(self._answer(request, results))
+        done = Deferred.fromCoroutine(self._answer(request, began, results))
         done.addErrback(self._broke)
 
     def _publish_topic(self, topic: ProduceTopic) -> ProduceCode | list[_Code]:
@@ -125,17 +130,18 @@ class Publishes:
         return code
 
     async def _answer(
-        self, request: Produce, results: Iterable[ProduceCode | list[_Code]]
+        self, request: Produce, began: float, results: Iterable[ProduceCode | list[_Code]]
     ) -> None:
         codes = bytearray()
         for result in results:
             for code in result if isinstance(result, list) else [result]:
                 codes.append(await code if isinstance(code, Deferred) else code)
         self._write(answers.encode(Produced(request.request_id, bytes(codes))))
-        self._settle(request.size_bytes)
+        self._settle(request.size_bytes, began)
 
-    def _settle(self, size_bytes: int) -> None:
+    def _settle(self, size_bytes: int, began: float) -> None:
         self.unstored_bytes -= size_bytes
+        self._stats.publish_us.add(int((self._clock.seconds() - began) * 1e6))
         self._changed()
 
     def _refusal(self, topic: bytes) -> ProduceCode | None:

@@ -8,7 +8,7 @@ being created or configured holds up what comes after it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -28,8 +28,10 @@ from multibroker.protocols.tank.messages import (
     DiscoverPartitions,
     DiscoverTopics,
     DiscoverTopology,
+    FetchTopic,
     Ping,
     Produce,
+    ProduceTopic,
     PublishRun,
     ReloadConf,
     ReplicaId,
@@ -60,11 +62,17 @@ class TankProtocol(WireProtocol):
         self._decoder = RequestDecoder(factory.frame_bytes_max)
         self._backlog: deque[Request] | None = None
         self._publishes = Publishes(
-            factory.broker, self.stats, self.write, self._stored, factory.read_only
+            factory.broker,
+            factory.clock,
+            self.stats,
+            self.write,
+            self._stored,
+            factory.read_only,
         )
         self._fetches = Fetches(
             factory.broker,
             factory.clock,
+            self.stats,
             self._send_consumed,
             factory.waiters_max,
             factory.frame_bytes_max,
@@ -137,7 +145,8 @@ class TankProtocol(WireProtocol):
             case PublishRun():
                 self._publishes.add_run(request)
                 self._hold_if_behind()
-            case Produce():
+            case Produce(topics=topics):
+                self._check_partitions(topics)
                 self._publishes.add(request)
                 self._hold_if_behind()
             case Consume():
@@ -201,22 +210,23 @@ class TankProtocol(WireProtocol):
             self.hold_input("publishes")
 
     def _stored(self) -> None:
-        now = self.factory.clock.seconds()
-        self.stats.publish_us.add(int((now - self._last_received) * 1e6))
         if self._alive:
             if self._publishes.unstored_bytes <= self.factory.unstored_bytes_max:
                 self.release_input("publishes")
             self._close_if_finished()
 
     def _on_consume(self, request: Consume) -> None:
-        partitions = sum(len(topic.partitions) for topic in request.topics)
-        limit = self.factory.request_partitions_max
-        if partitions > limit:
-            raise WireError(f"a fetch of {partitions} partitions, the limit is {limit}")
+        self._check_partitions(request.topics)
         try:
             self._fetches.add(request)
         except LimitExceeded as error:
             raise WireError(str(error)) from None
+
+    def _check_partitions(self, topics: Sequence[ProduceTopic | FetchTopic]) -> None:
+        partitions = sum(len(topic.partitions) for topic in topics)
+        limit = self.factory.request_partitions_max
+        if partitions > limit:
+            raise WireError(f"a request for {partitions} partitions, the limit is {limit}")
 
     def _send_consumed(self, answer: Consumed) -> None:
         for piece in answers.encode_consumed(answer):

@@ -16,7 +16,10 @@ from multibroker.protocols.tank.messages import (
     FetchedPartition,
     FetchPartition,
     FetchTopic,
+    Produce,
     Produced,
+    ProducePartition,
+    ProduceTopic,
     Status,
     StatusReport,
 )
@@ -235,6 +238,23 @@ class SlowReaderTests(FetchCase):
         connection.send(fetch(3, (0, 1), wait_ms=9000))
         self.assertTrue(connection.closed)
         self.nothing_left_behind()
+
+    def test_a_publish_to_too_many_partitions_closes_the_connection(self) -> None:
+        connection = self.serve(request_partitions_max=2)
+        place = ProducePartition(0, bundle.encode([b"a"], TIME_MS))
+        connection.send(encode_request(Produce(1, [ProduceTopic(b"t", [place] * 2)])))
+        self.assertEqual([Produced(1, b"\0\0")], heard(connection))
+        connection.send(encode_request(Produce(2, [ProduceTopic(b"t", [place] * 3)])))
+        self.assertTrue(connection.closed)
+
+    def test_what_is_given_out_is_counted(self) -> None:
+        connection = self.serve()
+        self.publish(b"a", b"b", b"c")
+        connection.send(fetch(1, (0, 0)) + fetch(2, (0, 4), wait_ms=9000))
+        self.publish(b"d")
+        stats = self.server.broker.stats.wires["tank"]
+        self.assertEqual((4, 2), (stats.messages_out, stats.fetch_us.count))
+        self.assertEqual(4, self.server.broker.stats.topics[b"t"].messages_out)
 
     def test_a_fetch_of_too_many_partitions_closes_the_connection(self) -> None:
         connection = self.serve(request_partitions_max=2)
