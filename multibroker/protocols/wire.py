@@ -64,7 +64,7 @@ class WireProtocol(Protocol):
     bytes_out = 0
     opened_at = 0.0
     _first_frame_seen = False
-    _failed = False
+    _failed = _closing = False
     _timer: IDelayedCall | None = None
     _last_received = 0.0
     _written_while_paused = 0
@@ -109,7 +109,7 @@ class WireProtocol(Protocol):
         raise NotImplementedError
 
     def dataReceived(self, data: bytes) -> None:
-        if self._failed:
+        if self._closing:
             return
         self.stats.bytes_in += len(data)
         self.bytes_in += len(data)
@@ -136,6 +136,8 @@ class WireProtocol(Protocol):
 
     def hold_input(self, reason: str) -> None:
         """Read no more from the peer until this and every other reason is released."""
+        if self._closing:
+            return
         if not self._holds:
             self.transport.pauseProducing()
         self._holds.add(reason)
@@ -143,7 +145,7 @@ class WireProtocol(Protocol):
     def release_input(self, reason: str) -> None:
         if reason in self._holds:
             self._holds.discard(reason)
-            if not self._holds and not self._failed:
+            if not self._holds and not self._closing:
                 self.transport.resumeProducing()
 
     def position_text(self) -> str:
@@ -162,6 +164,18 @@ class WireProtocol(Protocol):
             peer=self.peer,
             reason=str(error),
         )
+        self.close_connection()
+
+    def close_connection(self) -> None:
+        """Close when everything written has gone out; nothing is read any more. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        # TLS closes only when the producer is gone and the peer's farewell can be read.
+        self.transport.unregisterProducer()
+        if self._holds:
+            self._holds.clear()
+            self.transport.resumeProducing()
         self.transport.loseConnection()
 
     def _watch(self, limit_secs: float, delay_secs: float = 0) -> None:
@@ -245,7 +259,7 @@ class WireFactory(ServerFactory):
 
     def finish(self, connection: WireProtocol) -> None:
         """Let one connection end in an orderly way; what is written already still goes out."""
-        connection.transport.loseConnection()
+        connection.close_connection()
 
     def open_connections(self) -> Iterable[WireProtocol]:
         return tuple(self.connections)

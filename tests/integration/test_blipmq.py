@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from multibroker.protocols.blipmq.messages import (
     Publishes,
     Subscribe,
 )
+from multibroker.quic.certificates import development_certificate
 from tests.integration.dialects import FiggPublisher, FiggReader, TankPublisher
 from tests.integration.process import BrokerProcess, environment
 
@@ -89,13 +91,17 @@ class Peer:
 class BlipmqTestCase(SynchronousTestCase):
     options: tuple[str, ...] = ()
 
+    def options_for(self, directory: Path) -> tuple[str, ...]:
+        return self.options
+
     def setUp(self) -> None:
         self.directory = Path(self.mktemp()).resolve()
         self.directory.mkdir()
         config = self.directory / "config.toml"
         config.write_text(CONFIG)
+        more = self.options_for(self.directory)
         self.broker = BrokerProcess(
-            self.directory, f"--blipmq={LISTEN}", f"--config={config}", *self.options
+            self.directory, f"--blipmq={LISTEN}", f"--config={config}", *more
         )
         self.addCleanup(self.broker.kill)
         self.broker.start()
@@ -248,6 +254,25 @@ class CommandTests(BlipmqTestCase):
         pub = self.command("pub", "demo", "x", "--key=wrong")
         self.assertEqual(pub.communicate()[1], "multibroker blipmq: 401 invalid API key\n")
         self.assertEqual(pub.returncode, 1)
+
+
+class TlsTests(BlipmqTestCase):
+    def options_for(self, directory: Path) -> tuple[str, ...]:
+        certificate, key = development_certificate(directory)
+        return (f"--blipmq=ssl:0:interface=127.0.0.1:certKey={certificate}:privateKey={key}",)
+
+    def test_tls_serves_the_same_and_closes_as_promptly(self) -> None:
+        [_, (_, address)] = self.broker.addresses
+        port = int(address.rpartition(":")[2])
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_SECS) as plain:
+            with context.wrap_socket(plain) as connection:
+                greeting = encode(Hello(1)) + encode(Auth(2, KEY.encode()))
+                connection.sendall(greeting + encode(Ping(3)) + b"\0\0\0\0")
+                heard = b"".join(iter(lambda: connection.recv(100), b""))
+        self.assertEqual(heard, encode(Acks(0, [1, 2])) + encode(Pong(3)))
 
 
 class UnixSocketTests(BlipmqTestCase):

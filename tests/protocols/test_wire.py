@@ -64,6 +64,17 @@ class WireTests(SynchronousTestCase):
         protocol.release_input("two")
         self.assertEqual(transport.producerState, "producing")
 
+    def test_closing_lets_go_of_the_producer_and_of_every_hold_as_tls_demands(self) -> None:
+        protocol, transport = self.connect()
+        protocol.hold_input("one")
+        protocol.close_connection()
+        self.assertIsNone(transport.producer)
+        self.assertEqual(transport.producerState, "producing")
+        self.assertTrue(transport.disconnecting)
+        protocol.close_connection()
+        protocol.dataReceived(b"x")
+        self.assertEqual(transport.value(), b"")
+
     def test_a_broken_rule_closes_counts_and_ignores_what_follows(self) -> None:
         protocol, transport = self.connect()
         protocol.dataReceived(b"!")

@@ -101,7 +101,7 @@ class BlipmqProtocol(WireProtocol):
         if self._last_words is not None:
             self.fail(self._last_words)
         else:
-            self.transport.loseConnection()
+            self.close_connection()
 
     def output_resumed(self) -> None:
         self._outbox.run()

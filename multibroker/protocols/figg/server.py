@@ -157,7 +157,7 @@ class FiggProtocol(WireProtocol):
             delay_secs = self.factory.ack_gap_secs
             self._gap_timer = self.factory.clock.callLater(delay_secs, self._give_up_gap)
         if self._finishing and not self._ledger.pending:
-            self.transport.loseConnection()
+            self.close_connection()
 
     def _give_up_gap(self) -> None:
         self._gap_timer = None

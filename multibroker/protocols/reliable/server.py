@@ -305,7 +305,7 @@ class ReliableProtocol(WireProtocol):
     def close(self) -> None:
         """Whole lines only: what is written goes out, then the end."""
         self._stop_stream()
-        self.transport.loseConnection()
+        self.close_connection()
         self._end_after(self.factory.close_timeout_secs, self.transport.abortConnection)
 
     def _stalled_too_long(self) -> None:

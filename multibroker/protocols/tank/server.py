@@ -111,7 +111,7 @@ class TankProtocol(WireProtocol):
 
     def _close_if_finished(self) -> None:
         if self._finishing and not self._publishes.unstored_bytes:
-            self.transport.loseConnection()
+            self.close_connection()
 
     # Heartbeats.
 

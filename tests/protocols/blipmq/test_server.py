@@ -7,7 +7,7 @@ import struct
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.keys import ApiKey, TopicRules, make_key
-from multibroker.protocols.blipmq.codec import encode, encode_publishes
+from multibroker.protocols.blipmq.codec import encode, encode_publishes, payload_bytes_max
 from multibroker.protocols.blipmq.messages import (
     Acks,
     Auth,
@@ -22,6 +22,7 @@ from multibroker.protocols.blipmq.messages import (
 )
 from tests.broker.support import batch, result_of
 from tests.protocols.blipmq.support import KEY, NAME, Server
+from tests.protocols.blipmq.test_codec import vectors
 
 PUBLISH, SUBSCRIBE, ACK, NACK, PING, PONG, POLL = 3, 4, 5, 6, 7, 8, 9
 UNKNOWN = "unknown subscription or delivery tag"
@@ -70,6 +71,29 @@ class AnswerTests(SynchronousTestCase):
                 if expected is not None:
                     answers.insert(0, Nack(number, *expected))
                 self.assertEqual(peer.heard(), answers, (kind, payload))
+
+    def test_the_samples_of_the_specification_are_a_conversation(self) -> None:
+        samples = vectors()
+        peer = Server([make_key("developer", "dev-key")]).connect()
+        for name in ("hello", "auth", "subscribe", "publish"):
+            peer.send_bytes(samples[name])
+        [hello_and_auth, subscribed] = peer.heard()
+        assert isinstance(subscribed, Acks)
+        self.assertEqual(hello_and_auth, Acks(0, [1, 2]))
+        answer = encode(subscribed)
+        template = samples["ack of subscribe"]
+        self.assertEqual(answer[:-8], template[:-8])
+        peer.send_bytes(samples["poll"][:-8] + answer[-8:] + samples["ping"])
+        # The delivery is the publish again, but for its correlation id, which is tag 1.
+        tag = samples["publish"].replace(b"\0\0\0\4\1", b"\0\0\0\1\1")
+        self.assertEqual(peer.transport.value(), tag + samples["pong"])
+
+    def test_a_frame_of_exactly_16_mib_is_stored_and_delivered(self) -> None:
+        peer = Server().client()
+        subscription_id = peer.subscribe(b"t")
+        payload = bytes(payload_bytes_max(b"t"))
+        peer.publish(b"t", payload)
+        self.assertEqual(peer.poll(subscription_id), [(1, 1, payload)])
 
     def test_ping_is_answered_with_its_correlation_id(self) -> None:
         self.assertEqual(Server().client().say(Ping(0), Ping(8)), [Pong(0), Pong(8)])
