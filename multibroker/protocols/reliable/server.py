@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from multibroker.errors import FrameTooLarge, MultibrokerError, WireError
+from multibroker.errors import MultibrokerError, WireError
 from multibroker.interfaces import ISessions
 from multibroker.protocols.reliable.codec import LineDecoder, decode_request, encode_reply
 from multibroker.protocols.reliable.messages import (
@@ -29,79 +29,29 @@ from multibroker.protocols.reliable.messages import (
     ResumeStateless,
 )
 from multibroker.protocols.reliable.numbers import Doubling, RandomNumbers
-from multibroker.protocols.reliable.stream import Ahead, StatefulStream, StatelessStream
+from multibroker.protocols.reliable.owners import Owners
+from multibroker.protocols.reliable.refusals import Refusal, refusal_text
+from multibroker.protocols.reliable.stateful import Ahead, StatefulStream
+from multibroker.protocols.reliable.stateless import StatelessStream
 from multibroker.protocols.reliable.turns import Turns
 from multibroker.protocols.wire import WireFactory, WireProtocol
 from multibroker.sessions.errors import (
     OutOfOrderAck,
     SessionError,
     SessionInUse,
-    TooManySessions,
     UnknownMessage,
     UnknownSession,
 )
 
-# Sessions that were disconnected before all that was stored had been sent; see `Sent`.
-_SENT_MAX = 100_000
 _SHARES_PER_TURN = 2
 
 
-class Refusal(WireError):
-    """A request that cannot be met; the text is for the client."""
-
-
-def refusal_text(error: Exception) -> str:
-    """What the client is told. The first three texts are the original's."""
-    match error:
-        case UnknownSession():
-            return f"Unknown client '{error.uuid}'"
-        case UnknownMessage():
-            return f"Unknown message ID '{error.id}'"
-        case OutOfOrderAck():
-            return "Out-of-order ACK"
-        case SessionInUse():
-            return f"Client '{error.uuid}' has acknowledged messages and cannot start again"
-        case TooManySessions():
-            return "Too many sessions; try again later"
-        case FrameTooLarge():
-            return f"Message is longer than {error.limit} bytes"
-        case WireError():
-            return str(error)
-        case _:
-            return "The server cannot store messages at the moment"
-
-
-class Sent:
-    """The last id that was really sent, where more was stored, for uuids without a connection.
-
-    Storing runs ahead of sending, so the sessions alone would believe a client that claims a
-    message nobody sent it. Bounded; who is not in here is judged by what was stored.
-    """
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def note(self, uuid: str, id: int) -> None:
-        self._ids.pop(uuid, None)
-        self._ids[uuid] = id
-        if len(self._ids) > _SENT_MAX:
-            del self._ids[next(iter(self._ids))]
-
-    def forget(self, uuid: str) -> None:
-        self._ids.pop(uuid, None)
-
-    def check(self, uuid: str, id: int) -> None:
-        sent_id = self._ids.get(uuid)
-        if sent_id is not None and id > sent_id:
-            raise UnknownMessage(id, sent_id)
-
-
 class ReliableProtocol(WireProtocol):
-    """One connection. Its stream tells it what to write (stream.Events)."""
+    """One connection. Its stream tells it what to write (pace.Events)."""
 
     factory: ReliableFactory
-    _stateful: StatefulStream | None = None
-    _stateless: StatelessStream | None = None
+    stateful: StatefulStream | None = None
+    stateless: StatelessStream | None = None
     _owned: str | None = None
     _busy = False
     _end: IDelayedCall | None = None
@@ -128,7 +78,7 @@ class ReliableProtocol(WireProtocol):
             self.fail(error)
 
     def _dispatch(self, request: Request) -> None:
-        if self._stateless is not None:
+        if self.stateless is not None:
             raise Refusal("A stateless stream takes no further messages")
         match request:
             case BeginStateless():
@@ -143,42 +93,42 @@ class ReliableProtocol(WireProtocol):
                 self._on_ack(uuid, id)
 
     def _on_stateless(self, doubling: Doubling) -> None:
-        if self._stateful is not None:
+        if self.stateful is not None:
             raise Refusal("This connection has a stateful stream")
         factory = self.factory
-        self._stateless = StatelessStream(
+        self.stateless = StatelessStream(
             doubling, factory.turns, factory.clock, factory.interval_ms, factory.line_bytes_max,
             self)
 
     def _on_begin(self, uuid: str, count: int) -> None:
         self._check_same(uuid)
         factory = self.factory
-        owner = factory.owners.get(uuid)
-        if owner is not None and owner._stateful is not None:
-            if owner._stateful.acked_id:
+        if uuid in factory.owners:
+            stream = factory.stream_of(uuid)
+            if stream is not None and stream.acked_id:
                 raise SessionInUse(uuid)
             # Nothing of the new life may reach whoever follows the old one.
-            owner._stateful.hold()
-            factory.claim(uuid, self)
+            if self.stateful is not None:
+                self.stateful.hold()
+            factory.owners.claim(uuid, self)
             self._owned = uuid
         state = factory.numbers.begin(count, factory.random.getrandbits(32))
-        self._wait(uuid, factory.sessions.register(uuid, state), 0)
+        self._wait(uuid, factory.sessions.register(uuid, state), None)
 
     def _on_resume(self, uuid: str, id: int) -> None:
         self._check_same(uuid)
         factory = self.factory
-        owner = factory.owners.get(uuid)
-        if owner is not None and owner._stateful is not None:
-            if id > owner._stateful.sent_id:
-                raise UnknownMessage(id, owner._stateful.sent_id)
-        else:
-            factory.sent.check(uuid, id)
-        if self._stateful is not None:
-            self._stateful.hold()
+        stream = factory.stream_of(uuid)
+        if stream is None:
+            factory.owners.sent.check(uuid, id)
+        elif id > stream.sent_id:
+            raise UnknownMessage(id, stream.sent_id)
+        if self.stateful is not None:
+            self.stateful.hold()
         self._wait(uuid, factory.sessions.ack(uuid, id), id)
 
     def _on_ack(self, uuid: str | None, id: int) -> None:
-        stream = self._stateful
+        stream = self.stateful
         if stream is None:
             raise Refusal("Cannot send ACK as the first message")
         if uuid is not None and uuid != stream.uuid:
@@ -189,23 +139,26 @@ class ReliableProtocol(WireProtocol):
             raise UnknownMessage(id, stream.sent_id)
         if id < stream.acked_id:
             raise OutOfOrderAck(id, stream.acked_id)
-        acked = self.factory.sessions.ack(stream.uuid, id)
-        acked.addErrback(self.failed)
+        # A client that has rewound still needs what it acknowledges beyond the replay.
+        self.factory.sessions.ack(stream.uuid, min(id, stream.made_id)).addErrback(self.failed)
         stream.acked(id)
 
     def _check_same(self, uuid: str) -> None:
-        if self._stateful is not None and self._stateful.uuid != uuid:
-            raise Refusal(f"This connection has the stream of client '{self._stateful.uuid}'")
+        if self.stateful is not None and self.stateful.uuid != uuid:
+            raise Refusal(f"This connection has the stream of client '{self.stateful.uuid}'")
 
-    def _wait(self, uuid: str, answer: Deferred[None], id: int) -> None:
-        """Hold further requests, and reading them, until the sessions let us start after `id`."""
+    def _wait(self, uuid: str, answer: Deferred[None], id: int | None) -> None:
+        """Hold further requests, and reading them, until the sessions let us start.
+
+        After message `id`, or with None a new life from its beginning.
+        """
         self._busy = True
         self.hold_input("sessions")
 
         def answered(_: None) -> None:
             self._busy = False
             if not self.connected or self._failed:
-                self.factory.abandon(uuid)
+                self.factory.owners.abandon(uuid)
                 return
             self._start(uuid, id)
             self.release_input("sessions")
@@ -217,22 +170,25 @@ class ReliableProtocol(WireProtocol):
 
         answer.addCallbacks(answered, refused)
 
-    def _start(self, uuid: str, id: int) -> None:
+    def _start(self, uuid: str, id: int | None) -> None:
         factory = self.factory
-        factory.claim(uuid, self)
+        factory.owners.claim(uuid, self)
         self._owned = uuid
         self._cancel_end()
-        if self._stateful is None:
-            self._stateful = StatefulStream(
+        if self.stateful is None:
+            self.stateful = StatefulStream(
                 uuid, factory.sessions, factory.numbers, factory.turns, factory.ahead,
                 factory.clock, factory.interval_ms, factory.unacknowledged_max, self)
-            self._stateful.paused = self.paused
-        self._stateful.start(id)
+            self.stateful.paused = self.paused
+        if id is None:
+            self.stateful.begin()
+        else:
+            self.stateful.resume_after(id)
 
     def position_text(self) -> str:
-        if self._stateful is not None:
-            return f"sent {self._stateful.sent_id}, acknowledged {self._stateful.acked_id}"
-        return "stateless" if self._stateless is not None else ""
+        if self.stateful is not None:
+            return f"sent {self.stateful.sent_id}, acknowledged {self.stateful.acked_id}"
+        return "stateless" if self.stateless is not None else ""
 
     # What a stream tells us.
 
@@ -281,23 +237,23 @@ class ReliableProtocol(WireProtocol):
 
     def closed(self, reason: Failure) -> None:
         self._cancel_end()
-        stream = self._stateful
+        stream = self.stateful
         self._stop_stream()
         if self._owned is not None:
-            self.factory.release(self._owned, stream.sent_id if stream is not None else 0)
+            self.factory.owners.release(self._owned, stream.sent_id if stream is not None else 0)
 
     def output_paused(self) -> None:
-        for stream in (self._stateful, self._stateless):
+        for stream in (self.stateful, self.stateless):
             if stream is not None:
                 stream.pause()
 
     def output_resumed(self) -> None:
-        for stream in (self._stateful, self._stateless):
+        for stream in (self.stateful, self.stateless):
             if stream is not None and not self._failed:
                 stream.resume()
 
     def _stop_stream(self) -> None:
-        for stream in (self._stateful, self._stateless):
+        for stream in (self.stateful, self.stateless):
             if stream is not None:
                 stream.stop()
         self.stalled(False)
@@ -350,28 +306,12 @@ class ReliableFactory(WireFactory):
         self.unacknowledged_max: int = settings["unacknowledged-max"]
         self.turns = Turns(clock, _SHARES_PER_TURN * self.numbers.batch)
         self.ahead = Ahead()
-        self.sent = Sent()
-        self.owners: dict[str, ReliableProtocol] = {}
+        self.owners = Owners(sessions)
 
-    def claim(self, uuid: str, connection: ReliableProtocol) -> None:
-        """From now on the session is this connection's."""
-        old = self.owners.get(uuid)
-        self.owners[uuid] = connection
-        self.sent.forget(uuid)
-        if old is not None and old is not connection:
-            old.taken_over()
-
-    def abandon(self, uuid: str) -> None:
-        """Whoever connected this session was gone before it could become the owner."""
-        if uuid not in self.owners:
-            self.sessions.disconnect(uuid).addErrback(self._disconnect_failed, uuid)
-
-    def release(self, uuid: str, sent_id: int) -> None:
-        """The owner is gone: the session's expiry begins."""
-        if uuid in self.owners:
-            del self.owners[uuid]
-            self.sent.note(uuid, sent_id)
-            self.sessions.disconnect(uuid).addErrback(self._disconnect_failed, uuid)
+    def stream_of(self, uuid: str) -> StatefulStream | None:
+        """The stream of the connection that owns this uuid now."""
+        owner = self.owners.get(uuid)
+        return owner.stateful if isinstance(owner, ReliableProtocol) else None
 
     def stopServing(self) -> Deferred[None]:
         """Close the connections, and then what they stored into."""
@@ -380,7 +320,3 @@ class ReliableFactory(WireFactory):
     def finish(self, connection: WireProtocol) -> None:
         assert isinstance(connection, ReliableProtocol)
         connection.close()
-
-    def _disconnect_failed(self, failure: Failure, uuid: str) -> None:
-        self.log.warn("reliable: client {uuid!r} was not disconnected: {reason}", uuid=uuid,
-                      reason=failure.getErrorMessage())

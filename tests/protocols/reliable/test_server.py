@@ -166,6 +166,13 @@ class StatefulTests(ServerCase):
         refused = self.begin("u", 4)
         self.assertIn("acknowledged", refused.messages()[0]["error"])
 
+    def test_an_ack_of_what_came_before_a_rewind_does_not_disturb_the_replay(self) -> None:
+        client = self.begin("u", 5)
+        first = client.take().splitlines()
+        client.raw(b'{"uuid":"u","state":2}\n{"uuid":"u","ack":5}\n')
+        self.run_on()
+        self.assertEqual(client.take().splitlines(), first[2:])
+
     def test_an_ack_does_not_alter_the_stream(self) -> None:
         self.serve(interval_ms=100)
         client = self.begin("u", 5)
@@ -355,6 +362,15 @@ class LimitTests(ServerCase):
         self.assertLess(max(len(client.value()) for client in clients), 400_000)
         held = sum(session.last_id for session in self.sessions._book.sessions.values())
         self.assertLess(held, 50 * 10_000)
+
+    def test_every_end_of_a_stream_gives_its_share_back(self) -> None:
+        self.begin("ended", 3)
+        self.clock.advance(1)
+        self.begin("gone", 3).hang_up()
+        self.begin("taken", 3)
+        self.ask({"uuid": "taken", "state": 1}).hang_up()
+        self.begin("failed", 3).say("oops")
+        self.assertEqual(self.factory.ahead.streams, 0)
 
     def test_unread_clients_do_not_hold_up_the_others(self) -> None:
         stuck = self.connect(reading=False)

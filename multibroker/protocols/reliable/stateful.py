@@ -1,6 +1,6 @@
-"""One stream on one connection: what to send next, when, and how far to work ahead.
+"""A stateful stream on one connection: what to send next, when, and how far to work ahead.
 
-A stateful stream is a cursor into its session: it replays what is stored, then makes more. Making
+The stream is a cursor into its session: it replays what is stored, then makes more. Making
 runs ahead of storing and storing ahead of sending, all of it bounded by `Ahead`; nothing is sent
 before it is stored. With an interval there is one message per tick and one stored ahead.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from multibroker.interfaces import ISessions
-from multibroker.protocols.reliable.numbers import Doubling, RandomNumbers
+from multibroker.protocols.reliable.numbers import RandomNumbers
+from multibroker.protocols.reliable.pace import Events, Pace
 from multibroker.protocols.reliable.turns import Turns
 from multibroker.sessions.values import Lines
 
@@ -24,25 +24,6 @@ REPLAY_BYTES = 64 * 1024
 # Messages that all streams together, and one of them, may have made but not sent.
 _AHEAD_TOTAL = 524_288
 _AHEAD_EACH = 8_192
-
-
-class Events(Protocol):
-    """What a stream tells its connection."""
-
-    def write(self, lines: bytes, count: int) -> None:
-        """Send these whole lines."""
-
-    def ended(self) -> None:
-        """The last message went out."""
-
-    def failed(self, failure: Failure) -> None:
-        """The sessions refused; the stream is over."""
-
-    def stalled(self, stalled: bool) -> None:
-        """Whether only an ack lets the stream go on."""
-
-    def outgrown(self) -> None:
-        """The next value would be too long to be sent back to us."""
 
 
 class Ahead:
@@ -53,36 +34,6 @@ class Ahead:
 
     def messages(self) -> int:
         return min(_AHEAD_EACH, _AHEAD_TOTAL // max(self.streams, 1))
-
-
-class Pace:
-    """Ticks every `interval_ms`, without drifting; never if that is 0."""
-
-    def __init__(self, clock: IReactorTime, interval_ms: int, tick: Callable[[], None]) -> None:
-        self._clock = clock
-        self._interval = interval_ms / 1000
-        self._tick = tick
-        self._due = 0.0
-        self._timer: IDelayedCall | None = None
-
-    def again(self) -> None:
-        """Tick one interval after the last tick, or at once if that is over."""
-        if self._timer is None:
-            now = self._clock.seconds()
-            self._timer = self._clock.callLater(max(self._due - now, 0.0), self._fire)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _fire(self) -> None:
-        self._timer = None
-        now = self._clock.seconds()
-        # After a pause the next tick is due one interval from now, not all the missed ones.
-        late = now - self._due
-        self._due = (now if late >= self._interval else self._due) + self._interval
-        self._tick()
 
 
 class StatefulStream:
@@ -102,15 +53,23 @@ class StatefulStream:
         self._life = 0  # a rewind begins another one; answers to an earlier one are void
         self._ready: deque[Lines] = deque()
         self.paused = False
-        self.sent_id = 0
+        self.sent_id = 0  # the highest of all that went out, also before a rewind
+        self.made_id = 0  # the last one asked for
         self.acked_id = 0
+        self._stopped = False
         ahead.streams += 1
 
-    def start(self, id: int) -> None:
+    def begin(self) -> None:
+        """Start with the first message of a new life of the session."""
+        self.sent_id = 0
+        self.resume_after(0)
+
+    def resume_after(self, id: int) -> None:
         """(Re)start after message `id`, which the client has."""
         self._life += 1
         self._ready.clear()
-        self.sent_id = self._made_id = self.acked_id = id
+        self.sent_id = max(self.sent_id, id)
+        self.made_id = self.acked_id = id
         self._unsent = 0  # made or read, not sent
         self._asking = 0  # answers that the sessions still owe us
         self._replaying = True
@@ -119,7 +78,7 @@ class StatefulStream:
         self._produce_soon()
 
     def hold(self) -> None:
-        """Send nothing more until the next `start`."""
+        """Send nothing more until the next start."""
         self._life += 1
         self._ready.clear()
         self._over = True
@@ -128,9 +87,11 @@ class StatefulStream:
             self._pace.stop()
 
     def stop(self) -> None:
-        """The end; there is no `start` after it."""
+        """The end; there is no start after it."""
         self.hold()
-        self._ahead.streams -= 1
+        if not self._stopped:
+            self._stopped = True
+            self._ahead.streams -= 1
 
     def pause(self) -> None:
         self.paused = True
@@ -152,17 +113,17 @@ class StatefulStream:
             return 0
         if self._replaying:
             if not self._asking and not self._unsent:
-                self._ask(self._sessions.after_many(self.uuid, self._made_id, REPLAY_BYTES),
+                self._ask(self._sessions.after_many(self.uuid, self.made_id, REPLAY_BYTES),
                           self._replayed)
             return 0
-        room = self._unacknowledged_max - (self._made_id - self.acked_id)
+        room = self._unacknowledged_max - (self.made_id - self.acked_id)
         self._events.stalled(room <= 0)
         limit = 1 if self._pace is not None else self._ahead.messages()
         count = min(self._numbers.batch, limit - self._unsent, room)
         if count <= 0:
             return 0
         self._unsent += count
-        self._made_id += count
+        self.made_id += count
         self._ask(self._sessions.put_many(self.uuid, self._numbers.bulk, count),
                   self._stored, count)
         return count
@@ -191,7 +152,7 @@ class StatefulStream:
     def _replayed(self, lines: Lines) -> None:
         if lines.count:
             self._unsent += lines.count
-            self._made_id = lines.last_id
+            self.made_id = lines.last_id
             self._ready.append(lines)
             self._send()
         else:
@@ -227,7 +188,7 @@ class StatefulStream:
         self._send()
 
     def _write(self, lines: Lines) -> None:
-        self.sent_id = lines.last_id
+        self.sent_id = max(self.sent_id, lines.last_id)
         self._unsent -= lines.count
         self._events.write(lines.data, lines.count)
 
@@ -238,54 +199,3 @@ class StatefulStream:
                 self._events.ended()
         elif not self._asking or self._unsent < self._ahead.messages():
             self._produce_soon()
-
-
-class StatelessStream:
-    """Doubled values without end."""
-
-    def __init__(self, doubling: Doubling, turns: Turns, clock: IReactorTime, interval_ms: int,
-                 line_bytes_max: int, events: Events) -> None:
-        self._doubling = doubling
-        self._turns = turns
-        self._line_bytes_max = line_bytes_max
-        self._events = events
-        self._pace = Pace(clock, interval_ms, self._send_one) if interval_ms else None
-        self.paused = False
-        self._go_on()
-
-    def stop(self) -> None:
-        self.paused = True
-        self._turns.remove(self)
-        if self._pace is not None:
-            self._pace.stop()
-
-    def pause(self) -> None:
-        self.paused = True
-        if self._pace is not None:
-            self._pace.stop()
-
-    def resume(self) -> None:
-        self.paused = False
-        self._go_on()
-
-    def produce(self) -> int:
-        return 0 if self.paused else self._send(count=512)
-
-    def _go_on(self) -> None:
-        if self._pace is not None:
-            self._pace.again()
-        else:
-            self._turns.add(self)
-
-    def _send_one(self) -> None:
-        if self._send(count=1) and not self.paused:
-            self._go_on()
-
-    def _send(self, count: int) -> int:
-        # The client must be able to send the value back in one line.
-        if self._doubling.digits + 64 > self._line_bytes_max:
-            self._events.outgrown()
-            return 0
-        count, lines = self._doubling.lines(count, REPLAY_BYTES)
-        self._events.write(lines, count)
-        return count
