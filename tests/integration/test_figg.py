@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -173,6 +174,28 @@ class RestartTests(FiggTestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(second.stop()))
         with await deferToThread(talk, second.port, Attach(b"t", 1)) as got:
             self.assertEqual(got.frames, [Attached(b"t", 1)])
+
+    async def test_any_bytes_are_a_topic_and_none_of_them_leaves_the_data_directory(self) -> None:
+        from twisted.internet import reactor
+
+        outside = Path(self.mktemp())
+        directory = outside / "data"
+        outside.mkdir()
+        topics = [b"", b"..", b"../../up", b"/etc/passwd", b"a/b", b"\x00\xff", b"%2e", b"x" * 255]
+        first = FiggServer(reactor, str(directory))
+        await first.start()
+        for topic in topics:
+            frame = Publish(topic, [0], [topic + b"!"])
+            with await deferToThread(talk, first.port, frame) as got:
+                self.assertEqual(got.frames, [Ack(0)])
+        await first.stop()
+        second = FiggServer(reactor, str(directory))
+        await second.start()
+        self.addCleanup(lambda: Deferred.fromCoroutine(second.stop()))
+        for topic in topics:
+            with await deferToThread(talk, second.port, Attach(topic)) as got:
+                self.assertEqual(got.frames, [Attached(topic, 1)])
+        self.assertEqual([path.name for path in outside.iterdir()], ["data"])
 
 
 class Talk:
