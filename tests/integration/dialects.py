@@ -260,8 +260,8 @@ def identity(payload: bytes) -> bytes:
 class BlipmqSubscriber:
     """Polls a durable subscription and acknowledges some of what comes, in any order.
 
-    `seen` has the first two words of every message that came on this connection, `empty` the
-    number of round trips since the last one.
+    `seen` has the first two words of every message that came on this connection, `acked` those
+    that were acknowledged, `empty` is the number of round trips since the last one came.
     """
 
     POLLS = 50
@@ -269,9 +269,10 @@ class BlipmqSubscriber:
     def __init__(self, port: int, chance: random.Random, subscription_id: int = 0) -> None:
         self._chance = chance
         self._decoder = blipmq.Decoder()
-        self._unacked: list[int] = []
+        self._unacked: dict[int, bytes] = {}
         self.subscription_id = subscription_id
         self.seen: list[bytes] = []
+        self.acked: set[bytes] = set()
         self.empty = 0
         self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_SECS)
         blipmq_login(self.socket, self._decoder)
@@ -299,8 +300,9 @@ class BlipmqSubscriber:
                 over = isinstance(frames[-1], Pong) if frames else False
                 for frame in frames[:-1] if over else frames:
                     assert isinstance(frame, Publishes), frame
-                    self._unacked += frame.correlation_ids
-                    self.seen += map(identity, frame.payloads)
+                    names = [identity(payload) for payload in frame.payloads]
+                    self._unacked.update(zip(frame.correlation_ids, names))
+                    self.seen += names
                 if over:
                     self.empty = 0 if len(self.seen) > before else self.empty + 1
                     self._acknowledge(share)
@@ -308,11 +310,12 @@ class BlipmqSubscriber:
         return False
 
     def _acknowledge(self, share: float) -> None:
-        self._chance.shuffle(self._unacked)
-        count = round(len(self._unacked) * share)
-        tags, self._unacked = self._unacked[:count], self._unacked[count:]
+        tags = list(self._unacked)
+        self._chance.shuffle(tags)
+        del tags[round(len(tags) * share) :]
         if tags:
             self.socket.sendall(blipmq.encode(Acks(self.subscription_id, tags)))
+            self.acked.update(map(self._unacked.pop, tags))
 
 
 PUBLISHERS: dict[str, Callable[[int, bytes, bytes, random.Random], Publisher]] = {
