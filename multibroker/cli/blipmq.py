@@ -105,20 +105,26 @@ async def _main(args: argparse.Namespace, key: str, reactor: Any) -> int:
         await client.connect()
     except ConnectError as error:
         raise MultibrokerError(f"cannot reach {args.connect}: {error}") from None
-    await (publish if args.action == "pub" else subscribe)(client, args)
+    if args.action == "pub":
+        await publish(reactor, client, args)
+    else:
+        await subscribe(client, args)
     await client.close()
     return 0
 
 
-async def publish(client: BlipmqClient, args: argparse.Namespace) -> None:
+async def publish(reactor: Any, client: BlipmqClient, args: argparse.Namespace) -> None:
+    from multibroker.cli.lines import LineReader
+
     topic = args.topic.encode()
-    for message in args.message:
-        await client.publish(topic, os.fsencode(message), args.qos)
-    if not args.message:
-        # Reading blocks the reactor, so every line is handed over before the next is read.
-        for line in sys.stdin.buffer:
-            await client.publish(topic, line.removesuffix(b"\n"), args.qos)
-            await client.flush()
+    if args.message:
+        messages = [os.fsencode(message) for message in args.message]
+        await client.publish_many(topic, messages, args.qos)
+    else:
+        reader = LineReader(reactor, sys.stdin.fileno())
+        while lines := await reader.lines():
+            await client.publish_many(topic, lines, args.qos)
+            await client.flush()  # so that a refusal is seen at once
     await client.flush()
 
 

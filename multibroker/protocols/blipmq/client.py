@@ -33,7 +33,6 @@ from multibroker.protocols.blipmq.connection import BlipmqConnection, Message, R
 from multibroker.protocols.blipmq.unconfirmed import Unconfirmed
 
 UNCONFIRMED_BYTES_MAX = 4 * 2**20
-BARRIER_EVERY_BYTES = 512 * 1024
 REFUSALS_KEPT = 10
 
 
@@ -86,7 +85,7 @@ class BlipmqClient:
         self._retry: Deferred[None] | None = None
         self._waiting: list[Deferred[BlipmqConnection]] = []
         self._unconfirmed = Unconfirmed(UNCONFIRMED_BYTES_MAX)
-        self._since_barrier_bytes = 0
+        self._confirming = False
         self._refused_count = 0
         self._refusals: list[Refused] = []
 
@@ -106,8 +105,7 @@ class BlipmqClient:
         self.connections_made += 1
         self._delay_secs = self._delay_secs_min
         self._unconfirmed.send_again(connection)
-        if self._unconfirmed:
-            self._barrier(connection).addErrback(_ignore_closed)
+        self._confirm(connection)
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(connection)
@@ -116,6 +114,7 @@ class BlipmqClient:
         if self._connection is None:
             return  # never authenticated: whoever is connecting hears of it
         self._connection = None
+        self._confirming = False
         if self._failure is None:
             self.log.info("connection lost, connecting again: {reason}", reason=reason.value)
             self._connect_again()
@@ -189,9 +188,9 @@ class BlipmqClient:
                 return fail(NotConnected("not connected, and QoS 0 does not wait"))
             connection.publish(topic, payloads, 0)
             return succeed(None)
-        self._since_barrier_bytes += self._unconfirmed.add(connection, topic, payloads)
-        if connection is not None and self._since_barrier_bytes >= BARRIER_EVERY_BYTES:
-            self._barrier(connection).addErrback(_ignore_closed)
+        self._unconfirmed.add(connection, topic, payloads)
+        if connection is not None:
+            self._confirm(connection)
         return self._unconfirmed.room()
 
     def flush(self) -> Deferred[None]:
@@ -213,8 +212,19 @@ class BlipmqClient:
         if count:
             raise PublishRefused(count, refusals)
 
+    def _confirm(self, connection: BlipmqConnection) -> None:
+        """One barrier is always under way while anything is unconfirmed, and never two."""
+        if self._unconfirmed and not self._confirming:
+            self._confirming = True
+            barrier = self._barrier(connection)
+            barrier.addCallbacks(self._confirm_more, _ignore_closed, callbackArgs=(connection,))
+
+    def _confirm_more(self, _: None, connection: BlipmqConnection) -> None:
+        if connection is self._connection:
+            self._confirming = False
+            self._confirm(connection)
+
     def _barrier(self, connection: BlipmqConnection) -> Deferred[None]:
-        self._since_barrier_bytes = 0
         sent_before = connection.next_id
         return connection.barrier().addCallback(self._confirmed, connection, sent_before)
 

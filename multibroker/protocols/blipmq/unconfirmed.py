@@ -36,14 +36,13 @@ class Unconfirmed:
 
     def add(
         self, connection: BlipmqConnection | None, topic: bytes, payloads: Sequence[bytes]
-    ) -> int:
-        """Send now if there is a connection, and keep; the size in bytes."""
+    ) -> None:
+        """Send now if there is a connection, and keep."""
         batch = _Batch(topic, list(payloads), sum(map(len, payloads)))
         if connection is not None:
             batch.first_id = connection.publish(topic, payloads, 1).start
         self._batches.append(batch)
         self._bytes += batch.size_bytes
-        return batch.size_bytes
 
     def room(self) -> Deferred[None]:
         """Fires when more may be added."""

@@ -19,6 +19,8 @@ from tests.broker.support import batch, result_of
 from tests.protocols.blipmq.network import Network
 from tests.protocols.blipmq.support import Server
 
+PING = b"\0\0\0\x09\x07"  # length and type; an id follows
+
 
 class ClientTestCase(SynchronousTestCase):
     def setUp(self) -> None:
@@ -93,7 +95,6 @@ class PublishTests(ClientTestCase):
 
     def test_a_publisher_that_is_too_fast_has_to_wait(self) -> None:
         self.patch(client_module, "UNCONFIRMED_BYTES_MAX", 1000)
-        self.patch(client_module, "BARRIER_EVERY_BYTES", 500)
         self.make()
         self.successResultOf(self.client.publish(b"t", bytes(1000)))
         waiting = self.client.publish(b"t", bytes(1000))
@@ -125,6 +126,18 @@ class PublishTests(ClientTestCase):
         self.network.advance(1)
         self.wait(self.client.flush())
         self.assertEqual(self.published(b"t"), [b"a"])
+
+    def test_publishes_are_confirmed_without_a_flush_by_one_barrier_at_a_time(self) -> None:
+        for payload in (b"a", b"b", b"c"):
+            self.client.publish(b"t", payload)
+        self.assertEqual(self.network.pumps[0].clientIO.getOutBuffer().count(PING), 1)
+        self.network.cut()
+        self.network.advance(1)
+        self.assertEqual(self.published(b"t"), [b"a", b"b", b"c"])
+        self.network.cut()
+        self.network.advance(1)
+        self.assertEqual(self.client.connections_made, 3)
+        self.assertEqual(self.published(b"t"), [b"a", b"b", b"c"])
 
     def test_what_was_refused_is_not_sent_again(self) -> None:
         self.server.keys = [make_key("tester", "k", publish=["ok"])]
