@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from multibroker.protocols.reliable.twister import Draws, numpy_draws, pure_draws, update_crc
@@ -22,9 +23,20 @@ class RandomNumbers:
     """
 
     def __init__(self, draws: Draws | None = None) -> None:
-        fast = draws or numpy_draws()
-        self._draws: Draws = fast or pure_draws
-        self.batch = _FAST_BATCH if fast else _PURE_BATCH
+        self._given = draws
+
+    @cached_property
+    def _fast(self) -> Draws | None:
+        """Looked for at the first draw: numpy is a good part of an idle broker's memory."""
+        return self._given or numpy_draws()
+
+    @cached_property
+    def _draws(self) -> Draws:
+        return self._fast or pure_draws
+
+    @property
+    def batch(self) -> int:
+        return _FAST_BATCH if self._fast else _PURE_BATCH
 
     def begin(self, count: int, seed: int) -> State:
         return {"count": count, "value": seed, "crc": 0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from random import Random, SystemRandom
 from typing import Any
 
@@ -304,9 +305,12 @@ class ReliableFactory(WireFactory):
         self.line_bytes_max: int = settings["line-bytes-max"]
         self.uuid_bytes_max: int = settings["uuid-bytes-max"]
         self.unacknowledged_max: int = settings["unacknowledged-max"]
-        self.turns = Turns(clock, _SHARES_PER_TURN * self.numbers.batch)
         self.ahead = Ahead()
         self.owners = Owners(sessions)
+
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns(self.clock, _SHARES_PER_TURN * self.numbers.batch)
 
     def stream_of(self, uuid: str) -> StatefulStream | None:
         """The stream of the connection that owns this uuid now."""
