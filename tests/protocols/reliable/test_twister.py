@@ -62,7 +62,7 @@ class TwisterTests(SynchronousTestCase):
         with mock.patch.dict(sys.modules, {"numpy.random": None}):
             self.assertIsNone(numpy_draws())
             slow = RandomNumbers()
-        self.assertLess(slow.batch, fast.batch)
+            self.assertLess(slow.batch, fast.batch)
         state = fast.begin(40, 99)
         self.assertEqual(slow.bulk(state, 40), fast.bulk(state, 40))
 
