@@ -88,8 +88,14 @@ class _Partition:
     def trim(self, config: TopicConfig, now_ms: int) -> bool:
         closed = [SegmentFacts(s.size_bytes, s.appended_ms) for s in self.segments[:-1]]
         count = expired(config, closed, self.segments[-1].size_bytes, now_ms)
+        # Never what readers have not seen yet, as in the local storage.
+        while count and self._begins(self.segments[count]) > self.visible_seq:
+            count -= 1
         del self.segments[:count]
         return count > 0
+
+    def _begins(self, segment: _Segment) -> int:
+        return segment.firsts[0] if segment.firsts else self.next_seq
 
     def read(self, seq: int, size_bytes: int) -> Chunk:
         first = self.first_seq

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
@@ -337,6 +337,7 @@ class Run:
 class InterleavingTests(SynchronousTestCase):
     @settings(max_examples=300, deadline=None)
     @given(st.sampled_from([1, 100, 100_000]), st.lists(STEPS, max_size=40))
+    @example(1, [("hold",), ("append", 1), ("expire",), ("append", 1), ("expire",)])
     def test_each_subscriber_sees_exactly_the_log_from_its_start(
         self, chunk_bytes: int, steps: list[Any]
     ) -> None:
