@@ -35,7 +35,7 @@ COUNT = 2000
 
 
 class ReliableCase(TestCase):
-    timeout = 120
+    timeout = 300
 
     async def broker(self, *options: str) -> tuple[Broker, int]:
         broker = Broker(self.mktemp(), *options)

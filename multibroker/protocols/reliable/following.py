@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import connectProtocol
-from twisted.internet.error import ConnectError
+from twisted.internet.error import ConnectError, DNSLookupError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import deferLater
@@ -93,7 +93,7 @@ class Stream:
             connection = Connection(self, self._clock, self._retry.silence_seconds)
             try:
                 await connectProtocol(self._endpoint, connection)
-            except ConnectError as error:
+            except (ConnectError, DNSLookupError) as error:
                 refused += 1
                 if refused >= self._retry.attempts_max:
                     raise GaveUp(f"no connection after {refused} attempts: {error}") from error

@@ -1,8 +1,9 @@
 """A stateful stream on one connection: what to send next, when, and how far to work ahead.
 
-The stream is a cursor into its session: it replays what is stored, then makes more. Making
-runs ahead of storing and storing ahead of sending, all of it bounded by `Ahead`; nothing is sent
-before it is stored. With an interval there is one message per tick and one stored ahead.
+The stream is a cursor into its session: it replays what is stored, then makes more. Making runs
+ahead of storing and storing ahead of sending, all of it bounded by `Ahead`; nothing is sent before
+it is stored. With an interval there is one message per tick, and what the next tenth of a second
+needs, at least one message, is stored ahead.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ REPLAY_BYTES = 64 * 1024
 # Messages that all streams together, and one of them, may have made but not sent.
 _AHEAD_TOTAL = 524_288
 _AHEAD_EACH = 8_192
+_PACED_AHEAD_MS = 100
 
 
 class Ahead:
@@ -50,6 +52,7 @@ class StatefulStream:
         self._unacknowledged_max = unacknowledged_max
         self._events = events
         self._pace = Pace(clock, interval_ms, self._send_one) if interval_ms else None
+        self._ahead_max = max(1, _PACED_AHEAD_MS // interval_ms) if interval_ms else _AHEAD_EACH
         self._life = 0  # a rewind begins another one; answers to an earlier one are void
         self._ready: deque[Lines] = deque()
         self.paused = False
@@ -118,7 +121,10 @@ class StatefulStream:
             return 0
         room = self._unacknowledged_max - (self.made_id - self.acked_id)
         self._events.stalled(room <= 0)
-        limit = 1 if self._pace is not None else self._ahead.messages()
+        limit = min(self._ahead_max, self._ahead.messages())
+        # With an interval messages go out one by one; making them one by one would cost more.
+        if self._pace is not None and self._unsent > limit // 2:
+            return 0
         count = min(self._numbers.batch, limit - self._unsent, room)
         if count <= 0:
             return 0

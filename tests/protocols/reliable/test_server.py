@@ -203,6 +203,20 @@ class StatefulTests(ServerCase):
             self.run_on()
         self.assertEqual(seen, [[1], [2], [3]])
 
+    def test_a_short_interval_stores_several_messages_at_once_and_sends_one_by_one(self) -> None:
+        self.serve(interval_ms=10)
+        client = self.begin("u", 100)
+        self.assertEqual([m["id"] for m in client.messages()], [1])
+        stored = self.sessions._book.session("u").last_id
+        self.assertEqual(stored, 10)
+        ids = []
+        for _ in range(99):
+            self.clock.advance(0.01)
+            self.run_on(3)
+            (message,) = client.messages()
+            ids.append(message["id"])
+        self.assertEqual(ids, list(range(2, 101)))
+
     def test_a_long_pause_is_not_made_up_for(self) -> None:
         self.serve(interval_ms=1000)
         client = self.begin("u", 10)
