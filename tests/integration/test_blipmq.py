@@ -12,9 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import clientFromString
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from multibroker import keys
+from multibroker.protocols.blipmq.client import BlipmqClient, Subscription
 from multibroker.protocols.blipmq.codec import Decoder, encode
 from multibroker.protocols.blipmq.messages import (
     Acks,
@@ -40,6 +44,11 @@ CONFIG = """
 api-key = ["a key for integration"]
 ack-timeout-ms = 1500
 """
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 class Peer:
@@ -254,6 +263,49 @@ class CommandTests(BlipmqTestCase):
         pub = self.command("pub", "demo", "x", "--key=wrong")
         self.assertEqual(pub.communicate()[1], "multibroker blipmq: 401 invalid API key\n")
         self.assertEqual(pub.returncode, 1)
+
+
+class ClientTests(TestCase):
+    """Our client, while the broker is killed and comes back."""
+
+    timeout = 120
+
+    async def test_publisher_and_subscriber_outlive_a_kill_and_lose_nothing(self) -> None:
+        from twisted.internet import reactor
+
+        directory = Path(self.mktemp()).resolve()
+        directory.mkdir()
+        port = free_port()
+        listen = f"--blipmq=tcp:{port}:interface=127.0.0.1"
+        broker = BrokerProcess(directory, listen, f"--api-key={KEY}")
+        self.addCleanup(broker.kill)
+        await deferToThread(broker.start)
+        endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
+        clients = [BlipmqClient(reactor, endpoint, KEY, reconnect_secs_max=0.5) for _ in range(2)]
+        publisher, subscriber = clients
+        for client in clients:
+            await client.connect()
+            self.addCleanup(client.close)
+        subscription = await subscriber.subscribe(b"t")
+        expected = [b"%d" % number for number in range(600)]
+        seen: set[bytes] = set()
+        receiving = Deferred.fromCoroutine(self.receive(subscription, seen, len(expected)))
+        await publisher.publish_many(b"t", expected[:200])
+        await publisher.flush()
+        await publisher.publish_many(b"t", expected[200:400])
+        await deferToThread(broker.kill)
+        await publisher.publish_many(b"t", expected[400:])
+        await deferToThread(broker.start)
+        await publisher.flush()
+        await receiving
+        self.assertEqual(seen, set(expected))
+        self.assertEqual([client.connections_made for client in clients], [2, 2])
+
+    async def receive(self, subscription: Subscription, seen: set[bytes], count: int) -> None:
+        async for message in subscription.messages():
+            seen.add(message.payload)
+            if len(seen) == count:
+                break
 
 
 class TlsTests(BlipmqTestCase):
