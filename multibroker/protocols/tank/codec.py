@@ -43,6 +43,7 @@ FRAME_BYTES_MAX = 256 * 2**20
 OP_FLAGS_VERSION = 3
 """From this client version on, a Consume request has a byte of flags."""
 
+ALONE_BYTES = 16 * 1024
 PING_FRAME = b"\x03\0\0\0\0"
 _FRAME = struct.Struct("<BI")  # id, payload length
 _CONSUME = struct.Struct("<QI")  # max wait, min bytes
@@ -56,7 +57,10 @@ def frame(ident: int, payload: bytes) -> bytes:
 
 
 class _Frames:
-    """Gathers bytes until the frame at the front is whole; each byte is copied once."""
+    """Gathers bytes until the frame at the front is whole; each byte is copied once at most.
+
+    A large frame is put together alone, so that what follows it needs no copy.
+    """
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -64,17 +68,23 @@ class _Frames:
         self._have = 0
         self._need = FRAME_HEAD_BYTES
 
-    def _gather(self, data: bytes) -> bytes | None:
-        """All that is there, once the first frame is; nothing is kept then."""
-        self._have += len(data)
-        if self._pieces or self._have < self._need:
+    def _buffers(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+        """What can be decoded now, as buffers and where in them the first frame starts."""
+        if not self._pieces:
+            yield data, 0
+            return
+        missing = self._need - self._have
+        if len(data) < missing:
             self._pieces.append(data)
-            if self._have < self._need:
-                return None
-            data = b"".join(self._pieces)
-            self._pieces = []
-        self._have, self._need = 0, FRAME_HEAD_BYTES
-        return data
+            self._have += len(data)
+            return
+        alone = self._need >= ALONE_BYTES
+        self._pieces.append(data[:missing] if alone else data)
+        gathered = b"".join(self._pieces)
+        self._pieces, self._have, self._need = [], 0, FRAME_HEAD_BYTES
+        yield gathered, 0
+        if alone:
+            yield data, missing
 
     def _frame_at(self, data: bytes, position: int) -> tuple[int, int] | None:
         """The id of the frame at `position` and its end, or None (and all is kept)."""
@@ -100,28 +110,42 @@ class RequestDecoder(_Frames):
         self._runs = RunReader()
 
     def feed(self, data: bytes) -> Iterator[Request]:
-        gathered = self._gather(data)
-        position = 0
-        while gathered is not None and (found := self._frame_at(gathered, position)):
-            ident, end = found
-            if ident == MessageId.PRODUCE:
-                request, position = self._runs.read(gathered, position, end)
-                yield request
-            else:
-                yield decode_request(ident, gathered[position + FRAME_HEAD_BYTES : end])
-                position = end
+        run: PublishRun | None = None
+        try:
+            for buffer, position in self._buffers(data):
+                if run is not None:
+                    position = self._runs.extend(run, buffer, position)
+                while found := self._frame_at(buffer, position):
+                    if run is not None:
+                        yield run
+                        run = None
+                    ident, end = found
+                    request, position = self._read(ident, buffer, position, end)
+                    run = request if isinstance(request, PublishRun) else None
+                    if run is None:
+                        yield request
+        except WireError:
+            if run is not None:
+                yield run
+            raise
+        if run is not None:
+            yield run
+
+    def _read(self, ident: int, data: bytes, position: int, end: int) -> tuple[Request, int]:
+        if ident == MessageId.PRODUCE:
+            return self._runs.read(data, position, end)
+        return decode_request(ident, data[position + FRAME_HEAD_BYTES : end]), end
 
 
 class ResponseDecoder(_Frames):
     """What a client hears."""
 
     def feed(self, data: bytes) -> Iterator[Response]:
-        gathered = self._gather(data)
-        position = 0
-        while gathered is not None and (found := self._frame_at(gathered, position)):
-            ident, end = found
-            yield answers.decode(ident, gathered, position + FRAME_HEAD_BYTES, end)
-            position = end
+        for buffer, position in self._buffers(data):
+            while found := self._frame_at(buffer, position):
+                ident, end = found
+                yield answers.decode(ident, buffer, position + FRAME_HEAD_BYTES, end)
+                position = end
 
 
 def decode_request(ident: int, payload: bytes) -> Request:

@@ -65,6 +65,12 @@ class RunReader:
         run.size_bytes = after - position
         return run, after
 
+    def extend(self, run: PublishRun, data: bytes, position: int) -> int:
+        """Go on with the last run in another buffer; where it ends there."""
+        after = self._follow(run, data, position)
+        run.size_bytes += after - position
+        return after
+
     def _remember(
         self, produce: Produce, data: bytes, position: int, end: int
     ) -> Bundle | None:

@@ -185,6 +185,17 @@ class RunTests(SynchronousTestCase):
         alone = [r for one in frames for r in RequestDecoder().feed(one)]
         self.assertEqual(flat(alone), flat(together))
 
+    @given(st.lists(st.integers(1, 60_000), min_size=1, max_size=6), st.lists(st.integers(0, 9**5)))
+    def test_large_frames_that_arrive_in_pieces_make_one_run_with_what_follows(
+        self, sizes: list[int], cuts: list[int]
+    ) -> None:
+        frames = [self.publish(i, b"t", 0, b"x" * size) for i, size in enumerate(sizes)]
+        decoder = RequestDecoder()
+        heard = [list(decoder.feed(piece)) for piece in pieces(b"".join(frames), cuts)]
+        self.assertLessEqual(max(map(len, heard)), 1)
+        alone = [r for one in frames for r in RequestDecoder().feed(one)]
+        self.assertEqual(flat(alone), flat(r for requests in heard for r in requests))
+
     @given(st.integers(0, 130), st.integers(16, 40), st.lists(st.integers(0, 9000), max_size=3))
     def test_equal_frames_are_cut_in_one_go_as_if_read_one_by_one(
         self, size: int, count: int, cuts: list[int]
