@@ -10,12 +10,14 @@ from typing import Any, Protocol
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import clientFromString
 
+from multibroker.cli.fujin import endpoint_text
 from multibroker.errors import ConfigError, MultibrokerError, TopicExists
 
 DEFAULT_ENDPOINTS = {
     "figg": "tcp:127.0.0.1:7000",
     "tank": "tcp:127.0.0.1:11011",
     "blipmq": "tcp:127.0.0.1:5555",
+    "fujin": "quic:127.0.0.1:4848",
 }
 DEVELOPMENT_KEY = Path("multibroker-data/development-key")
 
@@ -54,6 +56,8 @@ def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_peer(arguments: argparse.Namespace, reactor: Any) -> Peer:
     text = arguments.connect or DEFAULT_ENDPOINTS[arguments.via]
+    if arguments.via == "fujin":
+        text = endpoint_text(text)
     try:
         endpoint = clientFromString(reactor, text)
     except (ValueError, TypeError, KeyError) as error:
@@ -63,6 +67,8 @@ def make_peer(arguments: argparse.Namespace, reactor: Any) -> Peer:
             return FiggPeer(reactor, endpoint)
         case "tank":
             return TankPeer(reactor, endpoint)
+        case "fujin":
+            return FujinPeer(reactor, endpoint)
         case _:
             return BlipmqPeer(reactor, endpoint, _read_key(arguments.key_file))
 
@@ -167,4 +173,28 @@ class BlipmqPeer:
         for following in self._following:
             following.addErrback(lambda failure: failure.trap(CancelledError) and None)
             following.cancel()
+        await self._client.close()
+
+
+class FujinPeer:
+    """Topics are UTF-8 here; a private reader gets new messages only."""
+
+    def __init__(self, reactor: Any, endpoint: Any) -> None:
+        from multibroker.protocols.fujin.client import FujinClient
+
+        self._client = FujinClient(reactor, endpoint)
+        self._writer = self._client.writer()
+
+    async def connect(self, topic: bytes) -> None:
+        await self._client.connect()
+
+    def publish(self, topic: bytes, payloads: Sequence[bytes]) -> Deferred[None]:
+        return self._writer.write_all(topic, payloads)
+
+    async def follow(self, topic: bytes, deliver: Deliver, from_start: bool) -> None:
+        if from_start:
+            raise MultibrokerError("a private Fujin reader gets new messages only")
+        await self._client.subscribe(topic, lambda message: deliver((message.payload,)))
+
+    async def close(self) -> None:
         await self._client.close()

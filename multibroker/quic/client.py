@@ -73,7 +73,10 @@ class ClientConnection(Connection):
     def on_lost(self, reason: Failure) -> None:
         waiting, self._connected = self._connected, None
         if waiting is not None:
-            waiting.errback(Failure(QuicHandshakeFailed(reason.getErrorMessage(), reason.value)))
+            cause = reason.value
+            # The text alone: Twisted's errors put the whole of their docstring before it.
+            text = str(cause.args[0]) if cause and cause.args else reason.getErrorMessage()
+            waiting.errback(Failure(QuicHandshakeFailed(text, cause)))
         # aioquic answers nothing while it drains, so there is nothing to keep the port for.
         self.forget()
         self._release(self)

@@ -71,6 +71,7 @@ class Connection:
         self._received_count = 0
         self._turn_due: IDelayedCall | None = None
         self._in_turn = False
+        self._forgotten = False
         self._timer: IDelayedCall | None = None
         self._timer_at = 0.0
         self._handshake_timer: IDelayedCall | None = clock.callLater(
@@ -138,7 +139,7 @@ class Connection:
     def turn(self) -> None:
         """Events to the streams, writes to the core, datagrams to the network."""
         self._cancel_turn()
-        if self._in_turn:
+        if self._in_turn or self._forgotten:
             return
         self._in_turn = True
         try:
@@ -161,6 +162,7 @@ class Connection:
 
     def forget(self) -> None:
         """The network is gone: drop everything that would still happen."""
+        self._forgotten = True
         self._cancel_timer()
         self._cancel_handshake_timer()
         self._cancel_turn()

@@ -57,7 +57,7 @@ class ClientOptions:
 
 
 @implementer(IHalfCloseableProtocol)
-class _Pong(Protocol):
+class Pong(Protocol):
     """Answers a PING on the stream that the server opened for it."""
 
     def dataReceived(self, data: bytes) -> None:
@@ -182,8 +182,8 @@ class FujinClient:
 
     # IQuicFactory, and the factory of streams that the server opens
 
-    def buildProtocol(self, addr: Any) -> _Pong:
-        return _Pong()
+    def buildProtocol(self, addr: Any) -> Pong:
+        return Pong()
 
     def quic_connection_made(self, connection: Connection) -> None:
         """Told by the endpoint as well."""

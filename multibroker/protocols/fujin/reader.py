@@ -68,6 +68,7 @@ class ReaderSession:
         self._start: IDelayedCall | None = None
         self._waiter: Deferred[None] | None = None
         self._backlog: list[Command] | None = []
+        self._early: list[bytes] = []
         self._settling = 0
         self._pushing = self._going = self._disconnecting = self._ended = False
         self._connect()
@@ -89,7 +90,10 @@ class ReaderSession:
                 raise AssertionError(f"{type(command).__name__} on a reader's stream")
 
     def answer(self, reply: bytes) -> None:
-        self._stream.write(reply)
+        if self._backlog is None:
+            self._stream.write(reply)
+        else:
+            self._early.append(reply)  # nothing may come before the answer to CONNECT
 
     def disconnect(self) -> None:
         """Answer what is outstanding, then `10` and FIN."""
@@ -166,7 +170,7 @@ class ReaderSession:
     def _connected(self) -> None:
         if self._ended:
             return
-        self.answer(encode_answer(ReaderConnected()))
+        self._stream.write(encode_answer(ReaderConnected()))
         self._start = self._clock.callLater(START_DELAY_SECS, self._begin)
 
     def _refused(self, failure: Failure) -> None:
@@ -180,6 +184,8 @@ class ReaderSession:
         backlog, self._backlog = self._backlog or [], None
         for command in backlog:
             self.command_received(command)
+        for reply in self._early:
+            self.answer(reply)
         if self._disconnecting:
             self.disconnect()
             return

@@ -114,8 +114,9 @@ class ReaderStream:
 class Subscriber(ReaderStream):
     """`receive(message)` is called for each message, one after the other.
 
-    If it returns a Deferred or a coroutine, the next message waits for it, and the server is
-    held back meanwhile.
+    If it returns a Deferred, the next message waits for it. With auto commit the server is held
+    back meanwhile; without, by what is not acknowledged (its `in-flight-max`), so that the
+    answers to `ack` still get through.
     """
 
     kind = ReaderKind.SUBSCRIBER
@@ -160,8 +161,9 @@ class Subscriber(ReaderStream):
             self._flow("resumeProducing")
 
     def _flow(self, call: str) -> None:
-        if self._channel is not None and self._channel.transport is not None:
-            getattr(self._channel.transport, call)()
+        channel = self._channel
+        if self._auto_commit and channel is not None and channel.transport is not None:
+            getattr(channel.transport, call)()
 
     def _receive_failed(self, failure: Failure) -> None:
         self.log.failure("fujin: a subscriber's callback failed", failure)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred, DeferredList, succeed
+from twisted.internet.defer import Deferred, DeferredList, FirstError, succeed
 from twisted.python.failure import Failure
 
 from multibroker.protocols.fujin.channel import Channel
@@ -50,6 +51,12 @@ class Writer:
             raise ValueError("a topic and a message have at least one byte")
         frame = self._frame(topic, payload, headers)
         return self._request(Reply.WRITE, lambda cid: b"\x03" + cid + frame)
+
+    def write_all(self, topic: bytes, payloads: Sequence[bytes]) -> Deferred[None]:
+        """Pipelined all at once: fires when all of them are stored."""
+        written = [self.write(topic, payload) for payload in payloads]
+        stored = DeferredList(written, fireOnOneErrback=True, consumeErrors=True)
+        return stored.addCallbacks(lambda _: None, _first_error)
 
     def send(self, topic: bytes, payload: bytes, headers: Headers = ()) -> Deferred[None]:
         """Pipelined: fires as soon as the window has room for the next one.
@@ -149,6 +156,11 @@ class Writer:
             self._failed = result
         while self._room and len(self._unanswered) < self._window:
             self._room.popleft().callback(None)
+
+
+def _first_error(failure: Failure) -> Failure:
+    error: Any = failure.value
+    return error.subFailure if isinstance(error, FirstError) else failure
 
 
 class Transaction:

@@ -178,6 +178,24 @@ class ReaderTests(TestCase):
         site.network.run(1)
         self.assertEqual(got, [b"1", b"2"])
 
+    def test_a_callback_may_wait_for_its_own_acknowledgement(self) -> None:
+        site = QuicSite(in_flight_max=2)
+        client = site.client()
+        got: list[bytes] = []
+
+        async def receive(message: Message) -> None:
+            await subscriber.ack([message.id])
+            got.append(message.payload)
+
+        subscriber = site.run(
+            client.subscribe(b"t@g", lambda m: Deferred.fromCoroutine(receive(m)), False)
+        )
+        writer = client.writer()
+        for n in range(6):
+            site.run(writer.write(b"t", b"%d" % n))
+        site.network.run_until(lambda: len(got) == 6)
+        self.assertEqual(got, [b"0", b"1", b"2", b"3", b"4", b"5"])
+
     def test_a_failing_callback_is_logged_and_the_next_message_comes(self) -> None:
         site = QuicSite()
         client = site.client()
