@@ -97,36 +97,34 @@ class GroupCommit:
         round, self.next = self.next, Round()
         work: list[tuple[Partition, Unsynced]] = []
         marks: dict[Partition, Mark] = {}
+        refused: dict[Partition | None, OSError] = {}
         for partition in round.partitions:
             if partition.deleted:
                 continue
-            self._flush_index(partition)
+            try:
+                partition.log.flush_index()
+            except OSError as error:
+                refused[partition] = error
             marks[partition] = partition.log.mark()
             work.append((partition, partition.log.take_unsynced()))
         journals, self._journals = list(self._journals.values()), {}
         self._stats.sync_batches.add(len(round.items))
         started = time.perf_counter()
-        done = self._in_thread(self._sync, work, journals)
+        done = self._in_thread(self._sync, work, journals, refused)
         done.addCallback(self._synced, round, marks, started)
         done.addErrback(self._broken)
 
-    def _flush_index(self, partition: Partition) -> None:
-        try:
-            partition.log.flush_index()
-        except OSError as error:
-            # The log says all that the index does; it is written the next time.
-            self._stats.errors["index"] += 1
-            self.log.warn("index not written: {reason}", reason=str(error))
-
     def _sync(
-        self, work: Sequence[tuple[Partition, Unsynced]], journals: Sequence[File]
+        self,
+        work: Sequence[tuple[Partition, Unsynced]],
+        journals: Sequence[File],
+        errors: dict[Partition | None, OSError],
     ) -> dict[Partition | None, OSError]:
         """In the thread. The partitions come first: a journal unit builds on what they hold."""
         jobs: list[tuple[Partition, File | str]] = []
         for partition, unsynced in work:
             jobs += [(partition, path) for path in unsynced.directories]
             jobs += [(partition, file) for file in unsynced.files.values()]
-        errors: dict[Partition | None, OSError] = {}
         for (partition, _), error in zip(jobs, self._sync_jobs(jobs)):
             if error is not None:
                 errors[partition] = error
@@ -140,7 +138,7 @@ class GroupCommit:
         return errors
 
     def _sync_jobs(self, jobs: Sequence[tuple[Partition, File | str]]) -> list[OSError | None]:
-        if len(jobs) < 3:
+        if len(jobs) < 2:
             return [self._sync_one(job) for job in jobs]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(SYNC_THREADS, "multibroker-sync")

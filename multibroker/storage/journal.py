@@ -160,11 +160,14 @@ class Journal:
         home.open_units -= 1
         if home.open_units:
             return
-        if home is self._current:
-            self._disk.truncate(home.file, 0)
-            home.size = 0
-        else:
-            self._disk.remove(home.file.path)
+        try:
+            if home is self._current:
+                self._disk.truncate(home.file, 0)
+                home.size = 0
+            else:
+                self._disk.remove(home.file.path)
+        except OSError:
+            pass  # units that are found again are found to be applied
 
     def clear(self) -> None:
         """Remove all files: everything is in the partitions, and synced."""

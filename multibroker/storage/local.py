@@ -36,7 +36,7 @@ from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.fsync import Fsync, FsyncPolicy
 from multibroker.storage.journal import Journal
 from multibroker.storage.limits import StorageLimits
-from multibroker.storage.log import PartitionLog
+from multibroker.storage.log import IndexCache, PartitionLog
 from multibroker.storage.partition import Partition, Topic
 from multibroker.storage.recovery import RecoveryReport, recover_partition
 from multibroker.storage.reindex import load_index
@@ -80,9 +80,12 @@ class LocalStorage:
         self._limits = limits
         self._disk = disk or Disk()
         self._files = FileCache(self._disk, limits.open_files_max)
+        self._indexes = IndexCache(limits.index_cache_bytes)
         self._directory = DataDirectory(path, self._disk, policy.kind is not Fsync.NEVER)
         self._journal = Journal(path, self._disk)
         self._pool = ThreadPool(0, THREADS_MAX, "multibroker-storage")
+        # Cold reads must not keep a commit waiting.
+        self._commit_pool = ThreadPool(0, 1, "multibroker-commit")
         self._topics: dict[bytes, Topic] = {}
         self._partitions: dict[tuple[bytes, int], Partition] = {}
         self._creating: set[bytes] = set()
@@ -95,6 +98,9 @@ class LocalStorage:
     def _in_thread(self, call: Callable[..., T], *args: Any) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._pool, call, *args)
 
+    def _in_commit_thread(self, call: Callable[..., T], *args: Any) -> Deferred[T]:
+        return deferToThreadPool(self._reactor, self._commit_pool, call, *args)
+
     # Opening and closing
 
     def open(self, listener: IStorageListener) -> Deferred[Sequence[TopicDescription]]:
@@ -102,10 +108,11 @@ class LocalStorage:
 
     async def _start(self, listener: IStorageListener) -> Sequence[TopicDescription]:
         self._pool.start()
+        self._commit_pool.start()
         try:
             await self._in_thread(self._recover)
         except MultibrokerError:
-            self._pool.stop()
+            self._stop_threads()
             raise
         self._listener = listener
         self._compactor = Compactor(self._disk, self._files, self.stats, self._in_thread)
@@ -117,7 +124,7 @@ class LocalStorage:
             self._policy, self._now_ms, self.stats, self._journal, listener, self._upkeep.wrote
         )
         self._commit = self._writer.commit = self._upkeep.commit = GroupCommit(
-            self._disk, self.stats, self._in_thread, partial(self._reactor.callLater, 0),
+            self._disk, self.stats, self._in_commit_thread, partial(self._reactor.callLater, 0),
             self._writer.finished,
         )
         self._open = True
@@ -159,7 +166,8 @@ class LocalStorage:
                 suspicious = self._directory.machine_restarted
                 segments = recover_partition(self._files, directory, report, suspicious)
             log = PartitionLog(
-                self._files, directory, stored.name, number, stored.config, segments
+                self._files, directory, stored.name, number, stored.config, segments,
+                self._indexes,
             )
             topic.partitions.append(Partition(log, topic))
         self._topics[stored.name] = topic
@@ -187,6 +195,10 @@ class LocalStorage:
         self._closing.addBoth(_pass_on, waiting)
         return waiting
 
+    def _stop_threads(self) -> None:
+        self._pool.stop()
+        self._commit_pool.stop()
+
     async def _finish(self) -> None:
         """Let everything accepted become stored, then let go of the directory."""
         self._upkeep.stop()
@@ -206,7 +218,7 @@ class LocalStorage:
             self._files.clear()
             self._directory.close()
             self._commit.stop()
-            self._pool.stop()
+            self._stop_threads()
 
     # Topics
 
@@ -257,11 +269,14 @@ class LocalStorage:
         return Deferred.fromCoroutine(self._configure_topic(name, config))
 
     async def _configure_topic(self, name: bytes, config: TopicConfig) -> TopicDescription:
-        topic = self._topic(name)
+        lock = await self._topic(name).lock.acquire()
         try:
+            topic = self._topic(name)
             stored = await self._in_thread(self._directory.configure, topic.stored, config)
         except OSError as error:
             raise StorageError(f"cannot configure a topic: {error.strerror}") from error
+        finally:
+            lock.release()
         topic.stored = stored
         for partition in topic.partitions:
             partition.log.config = config
@@ -275,17 +290,19 @@ class LocalStorage:
         return Deferred.fromCoroutine(self._delete_topic(name))
 
     async def _delete_topic(self, name: bytes) -> None:
-        topic = self._topic(name)
+        lock = await self._topic(name).lock.acquire()
         try:
+            topic = self._topic(name)
             path = self._directory.hide(topic.stored)
         except OSError as error:
             raise StorageError(f"cannot delete a topic: {error.strerror}") from error
+        finally:
+            lock.release()
         del self._topics[name]
         for partition in topic.partitions:
             del self._partitions[name, partition.log.number]
             partition.deleted = True
-            for segment in partition.log.segments:
-                segment.close_files()
+            partition.log.close()
             self._writer.fail_queue(partition)
         self._listener.topic_deleted(name)
         try:

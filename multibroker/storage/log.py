@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import random
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from multibroker.errors import SequenceOutOfRange, StorageError
@@ -24,13 +26,38 @@ from multibroker.topicconfig import TopicConfig
 
 @dataclass(slots=True)
 class Unsynced:
-    """What an fdatasync must still reach. Index files can be rebuilt and are not among it."""
+    """What an fdatasync must still reach. The index is among it: after a loss of power only its
+    checksums can tell what really is in the log."""
 
     files: dict[str, File] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         return bool(self.files or self.directories)
+
+
+class IndexCache:
+    """Which closed segments keep their index in memory: those used last, within a limit."""
+
+    def __init__(self, limit_bytes: int = 64 << 20) -> None:
+        self._limit = limit_bytes
+        self._used: OrderedDict[Segment, int] = OrderedDict()
+        self.size = 0
+
+    def use(self, segment: Segment) -> None:
+        if segment in self._used:
+            self._used.move_to_end(segment)
+            return
+        self._used[segment] = segment.index_bytes
+        self.size += segment.index_bytes
+        while self.size > self._limit and len(self._used) > 1:
+            oldest, size = self._used.popitem(last=False)
+            oldest.forget_index()
+            self.size -= size
+
+    def drop(self, segment: Segment) -> None:
+        """The segment is gone."""
+        self.size -= self._used.pop(segment, 0)
 
 
 class PartitionLog:
@@ -42,6 +69,7 @@ class PartitionLog:
         number: int,
         config: TopicConfig,
         segments: Sequence[Segment] = (),
+        indexes: IndexCache | None = None,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -53,6 +81,7 @@ class PartitionLog:
         self.rolled = False
         """A segment was closed since somebody last set this to False."""
         self._files = files
+        self._indexes = indexes or IndexCache()
         self.durable = self.mark()
 
     @property
@@ -88,6 +117,7 @@ class PartitionLog:
             had_headers = segment.headers_size
             segment.append(firsts, bundles, next_seq, now_ms, config.index_interval_bytes)
         except OSError as error:
+            self._rename_empty(now_ms)
             raise StorageError(f"{segment.stem}{LOG}: {error.strerror}") from error
         self.next_seq = next_seq
         self._note_unsynced(segment, had_headers)
@@ -110,8 +140,20 @@ class PartitionLog:
             return self._start_segment(first, now_ms, instead_of=segment)
         if not os.path.exists(segment.stem + LOG):
             self._make_directory()
-            self.unsynced.directories.add(self.directory)
+            self._make_files(segment)
         return segment
+
+    def _make_files(self, segment: Segment) -> None:
+        for suffix in (LOG, INDEX):
+            self._files.get(segment.stem + suffix, create=True)
+        self.unsynced.directories.add(self.directory)
+
+    def _rename_empty(self, now_ms: int) -> None:
+        """After a failure: an empty segment made for numbers that were not used must not keep
+        them, for a restart would go on there."""
+        if not self.active.size and self.active.base != self.next_seq:
+            with suppress(OSError):
+                self._start_segment(self.next_seq, now_ms, instead_of=self.active)
 
     def _make_directory(self) -> None:
         if not os.path.isdir(self.directory):
@@ -124,21 +166,20 @@ class PartitionLog:
         self._make_directory()
         self.flush_index()
         segment = Segment(self._files, self.directory, base, now_ms)
-        segment.log_file()
+        self._make_files(segment)
         if self.config.roll_jitter_secs:
             segment.jitter_ms = random.randrange(self.config.roll_jitter_secs * 1000)
-        self.unsynced.directories.add(self.directory)
         if instead_of is None:
             self.rolled = True
-            self._note_closed_index(self.segments[-1])
+            self._note_index(self.segments[-1])
+            self._indexes.use(self.segments[-1])
         else:
             self.segments.remove(instead_of)
             instead_of.remove()
         self.segments.append(segment)
         return segment
 
-    def _note_closed_index(self, segment: Segment) -> None:
-        # Nothing will rewrite this index any more, so it is worth a sync of its own.
+    def _note_index(self, segment: Segment) -> None:
         if segment.entries:
             file = self._files.get(segment.stem + INDEX, create=True)
             self.unsynced.files[file.path] = file
@@ -156,6 +197,9 @@ class PartitionLog:
         self.active.flush_index()
 
     def take_unsynced(self) -> Unsynced:
+        """What to sync, after `flush_index`."""
+        if self.unsynced.files:
+            self._note_index(self.active)
         taken, self.unsynced = self.unsynced, Unsynced()
         return taken
 
@@ -178,11 +222,12 @@ class PartitionLog:
             self._drop(self.active)
             self.segments[-1] = Segment(self._files, self.directory, mark.base)
             if mark.base > 1:
-                self.active.log_file()
+                self.active.log_file(create=True)
         else:
             self.active.back_to(mark)
 
     def _drop(self, segment: Segment) -> None:
+        self._indexes.drop(segment)
         for suffix in (LOG, INDEX, HEADERS):
             self.unsynced.files.pop(segment.stem + suffix, None)
         segment.remove()
@@ -202,6 +247,8 @@ class PartitionLog:
                     if segment is not self.active:
                         return segment
                     segment.loaded_index()
+                elif segment is not self.active:
+                    self._indexes.use(segment)
                 entries = segment.entries_from(seq, size_bytes, self.visible_seq)
                 if entries:
                     headers = segment.headers_file()
@@ -227,7 +274,11 @@ class PartitionLog:
 
     def expire(self, now_ms: int) -> list[Segment]:
         """Let go of what is beyond retention; the caller removes the files."""
-        if is_stale(self.config, self.active.size, self.active.appended_ms, now_ms):
+        active = self.active
+        age_ms = now_ms - active.created_ms
+        if is_stale(self.config, active.size, active.appended_ms, now_ms) or must_roll(
+            self.config, active.size, 0, active.index_bytes, age_ms, active.jitter_ms
+        ):
             self.roll(now_ms)
         closed = [SegmentFacts(s.size, s.appended_ms) for s in self.segments[:-1]]
         count = expired(self.config, closed, self.active.size, now_ms)
@@ -236,10 +287,21 @@ class PartitionLog:
             count -= 1
         gone = self.segments[:count]
         del self.segments[:count]
+        for segment in gone:
+            self._indexes.drop(segment)
         return gone
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+        self.unsynced = Unsynced()
+        for segment in self.segments:
+            segment.close_files()
+            self._indexes.drop(segment)
 
     def replace(self, old: Sequence[Segment], new: Segment) -> None:
         """Put a compacted segment in the place of those that it was made from."""
+        for segment in old:
+            self._indexes.drop(segment)
         start = self.segments.index(old[0])
         self.segments[start : start + len(old)] = [new]
 

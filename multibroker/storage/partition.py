@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 
 from multibroker.errors import MultibrokerError
 from multibroker.records import Bundle
@@ -32,8 +32,11 @@ class Partition:
 
 
 class Topic:
+    """`lock` is held while the topic's file or directory is changed."""
+
     def __init__(self, stored: StoredTopic) -> None:
         self.stored = stored
+        self.lock = DeferredLock()
         self.partitions: list[Partition] = []
 
 

@@ -50,8 +50,8 @@ def reindex(
     """Entries for the first `size` bytes of a log, and where the log ends that makes sense.
 
     `after` 0 means that the log may have been torn; otherwise bytes that make no sense get an
-    entry that no checksum fits, so that reading them is an error. `suspicious` means that what
-    the index knows at the end may not have reached the disk.
+    entry that no checksum fits, so that reading them is an error. `suspicious` means that pages
+    may have been lost: then only what has a checksum counts, and at the end it must match.
     """
     walk = _Walk(disk, stem, base)
     for entry in valid_entries(read_whole(disk, stem + INDEX)):
@@ -66,7 +66,8 @@ def reindex(
         walk.keep(entry)
     if suspicious:
         walk.drop_damaged_tail()
-    walk.index_until(size)
+    else:
+        walk.index_until(size)
     if walk.position < size and after:
         walk.add_damaged(size, after - 1)
     return walk.entries, walk.position

@@ -62,11 +62,11 @@ class Segment:
     def index_bytes(self) -> int:
         return self.entries * ENTRY_BYTES
 
-    def log_file(self) -> File:
-        return self._files.get(self.stem + LOG, create=True)
+    def log_file(self, create: bool = False) -> File:
+        return self._files.get(self.stem + LOG, create)
 
     def headers_file(self) -> File | None:
-        return self._files.get(self.stem + HEADERS, create=True) if self.headers_size else None
+        return self._files.get(self.stem + HEADERS) if self.headers_size else None
 
     def append(
         self,
@@ -88,7 +88,7 @@ class Segment:
             if records:
                 file = self._files.get(self.stem + HEADERS, create=True)
                 disk.append(file, [records], len(records))
-            disk.append(self.log_file(), parts, size)
+            disk.append(self.log_file(create=True), parts, size)
         except OSError:
             self._torn = True
             self._restore()
@@ -104,7 +104,7 @@ class Segment:
     def _restore(self) -> None:
         """Cut the files back to what is known to be good; OSError leaves it for the next try."""
         disk = self._files.disk
-        disk.truncate(self.log_file(), self.size)
+        disk.truncate(self.log_file(create=True), self.size)
         if os.path.exists(self.stem + HEADERS):
             disk.truncate(self._files.get(self.stem + HEADERS), self.headers_size)
         self._torn = False
