@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.sessions import DurableSessions, Lines, Message
 from multibroker.sessions.errors import SessionsUnavailable, UnknownSession
+from multibroker.sessions.journal import Journal
 from multibroker.storage.fsync import FsyncPolicy
 from tests.sessions.contract import (
     BOUNDS,
@@ -372,3 +374,44 @@ class CleaningTests(DurableCase, SynchronousTestCase):
             self.get(self.sessions.put_many("b", ones, 10))
         self.restart()
         self.failureResultOf(self.sessions.after("a", 0), UnknownSession)
+
+    def test_a_crash_at_any_step_of_the_cleaning_loses_nothing(self) -> None:
+        self.get(self.sessions.register("quiet", 41))
+        kept = self.get(self.sessions.put_many("quiet", lambda s, n: (["7"] * n, s + n), 90)).data
+        self.get(self.sessions.ack("quiet", 5))
+        self.get(self.sessions.disconnect("quiet"))
+        crashes = self.copy_directory_after("flush", "roll", "drop")
+        for _ in range(40):
+            self.get(self.sessions.register("noise", 0))
+            self.get(self.sessions.put_many("noise", ones, 200))
+        self.kill()
+        self.copying = False
+        self.assertGreater(len(crashes), 100)
+        oldest = [min(path.name for path in crash.iterdir()) for crash in crashes]
+        self.assertGreater(len(set(oldest)), 10)
+        for self.directory in crashes:
+            self.sessions = self.make()
+            stored = self.get(self.sessions.after_many("quiet", 5, 10_000))
+            self.assertEqual(stored.data, b"".join(kept.splitlines(keepends=True)[5:]))
+            self.assertEqual(self.get(self.sessions.put("quiet", count_up)),
+                             Message(91, {"n": 132}))
+            self.kill()
+
+    def copy_directory_after(self, *methods: str) -> list[Path]:
+        """Copies of the directory as each step on the disk leaves it."""
+        copies: list[Path] = []
+        self.copying = True
+
+        def copying(method: Callable[..., Any]) -> Callable[..., Any]:
+            def step(journal: Journal, *args: Any) -> Any:
+                result = method(journal, *args)
+                if self.copying:
+                    copies.append(Path(self.mktemp()))
+                    shutil.copytree(self.directory, copies[-1])
+                return result
+
+            return step
+
+        for name in methods:
+            self.patch(Journal, name, copying(getattr(Journal, name)))
+        return copies
