@@ -24,19 +24,15 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path("multibroker-data"),
-        metavar="DIR",
-        help="data directory of the broker, whose keys file is used (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--file", type=Path, metavar="FILE", help="another keys file (blipmq.keys-file)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_common(parser, Path("multibroker-data"), None, False)
+    # The same options may follow the action; there they must not undo what stood before it.
+    common = argparse.ArgumentParser(add_help=False)
+    _add_common(common, argparse.SUPPRESS, argparse.SUPPRESS, argparse.SUPPRESS)
     actions = parser.add_subparsers(dest="action", metavar="add|list|remove", required=True)
-    adding = actions.add_parser("add", help="make a key and print it")
+    actions.add_parser("list", help="show names and rules", parents=[common])
+    removing = actions.add_parser("remove", help="take a key out", parents=[common])
+    removing.add_argument("name")
+    adding = actions.add_parser("add", help="make a key and print it", parents=[common])
     adding.add_argument("name")
     for rule, verb in (("publish", "publish to"), ("subscribe", "subscribe to")):
         group = adding.add_mutually_exclusive_group()
@@ -56,8 +52,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adding.add_argument(
         "--stdin", action="store_true", help="read the key from standard input instead"
     )
-    actions.add_parser("list", help="show names and rules")
-    actions.add_parser("remove", help="take a key out").add_argument("name")
+
+
+def _add_common(
+    parser: argparse.ArgumentParser, data_dir: object, file: object, as_json: object
+) -> None:
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=data_dir,
+        metavar="DIR",
+        help="data directory of the broker, whose keys file is used (default: multibroker-data)",
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        default=file,
+        metavar="FILE",
+        help="another keys file (setting blipmq.keys-file)",
+    )
+    parser.add_argument("--json", action="store_true", default=as_json, help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

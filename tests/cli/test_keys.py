@@ -64,6 +64,14 @@ class KeysCommandTests(SynchronousTestCase):
             json.loads(self.out.getvalue()), [{"name": "a", "publish": ["x.*"], "subscribe": None}]
         )
 
+    def test_options_may_stand_before_or_after_the_action(self) -> None:
+        for words in (
+            ["--data-dir", str(self.data_dir), "add", "before"],
+            ["add", "after", "--data-dir", str(self.data_dir)],
+        ):
+            self.assertEqual(main(["keys", *words]), 0)
+        self.assertEqual([entry.name for entry in keys.load(self.path)], ["before", "after"])
+
     def test_list_of_no_keys_says_what_that_means(self) -> None:
         self.assertEqual(self.keys("list"), 0)
         self.assertIn("nobody can authenticate", self.err.getvalue())
