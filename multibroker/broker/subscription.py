@@ -203,11 +203,8 @@ class Subscription:
         if self._stopped:
             return
         error = failure.value
-        if isinstance(error, SequenceOutOfRange):
-            if error.requested < error.first:
-                self._skip(error.first - 1, "retention was faster")
-            else:
-                self._cursor = max(self._cursor, error.last)
+        if isinstance(error, SequenceOutOfRange) and error.requested < error.first:
+            self._skip(error.first - 1, "retention was faster")
         elif isinstance(error, CorruptRange):
             if error.first > self._cursor + 1 and size_bytes:
                 self._read(0)

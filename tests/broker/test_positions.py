@@ -6,13 +6,14 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.broker.broker import Broker
 from multibroker.broker.consumer import Consumer
 from multibroker.broker.delivery import OLDEST, Policy
 from multibroker.broker.positions import STATES_MAX, TOPIC, ranges
-from multibroker.errors import StorageError, UnknownConsumer
+from multibroker.errors import CorruptRange, StorageError, UnknownConsumer
 from tests.broker.support import SlowStorage, batch, make_broker, result_of
 
 
@@ -152,6 +153,23 @@ class DurableTests(SynchronousTestCase):
         broker = crash(broker)
         broker.publish(b"t", batch(b"new"))
         self.assertEqual(taken(durable(broker)), [(3, 2), (4, 1)])
+
+    def test_damaged_and_unknown_states_do_not_hide_the_others(self) -> None:
+        broker, storage, _ = make_broker()
+        durable(broker, b"a")
+        result_of(broker.consumer(b"t", b"m"))
+        result_of(broker.consumer(b"t", b"o"))
+        storage.append(TOPIC, 0, batch(b"{nonsense", keys=[b"k"]))
+        sound = storage.read
+
+        def read(topic: bytes, partition: int, seq: int, size: int) -> Any:
+            if topic == TOPIC and seq == 2:
+                return fail(CorruptRange("x.log", 9, 2, 2))
+            return sound(topic, partition, seq, 1)
+
+        self.patch(storage, "read", read)
+        names = {status.name for status in crash(broker).consumers()}
+        self.assertEqual(names, {b"n", b"o"})
 
 
 class ForgettingTests(SynchronousTestCase):

@@ -4,12 +4,13 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.broker.broker import Broker
 from multibroker.broker.subscription import Subscription
-from multibroker.errors import CorruptRange, StorageError
+from multibroker.errors import CorruptRange, SequenceOutOfRange, StorageError
+from multibroker.records import Chunk
 from multibroker.topicconfig import TopicConfig
 from tests.broker.support import Collector, batch, make_broker, result_of
 
@@ -223,6 +224,51 @@ class SubscriptionTests(SynchronousTestCase):
         self.assertEqual(got.seqs, [1, 2, 7, 8])
         self.assertEqual(got.skips, [(3, 6)])
         self.assertEqual(broker.stats.topics[b"t"].skipped, 4)
+
+    def test_retention_between_the_look_and_the_read_is_a_skip_too(self) -> None:
+        broker, storage, clock = make_broker()
+        for _ in range(4):
+            broker.publish(b"t", batch(b"a"))
+        sound = storage.read
+
+        def read(topic: bytes, partition: int, seq: int, size: int) -> Deferred[Any]:
+            if seq < 3:
+                return fail(SequenceOutOfRange(seq, 3, 4))
+            return sound(topic, partition, seq, size)
+
+        self.patch(storage, "read", read)
+        got, subscription = subscribed(broker, 0)
+        subscription.resumeProducing()
+        clock.advance(0)
+        self.assertEqual((got.skips, got.seqs), ([(1, 2)], [3, 4]))
+
+    def test_a_log_whose_end_is_gone_is_no_reason_to_read_for_ever(self) -> None:
+        broker, storage, clock = make_broker()
+        broker.publish(b"t", batch(b"a", b"b"))
+        self.patch(storage, "read", lambda *args: succeed(Chunk(b"t", 0, 1, 1, b"")))
+        got, subscription = subscribed(broker, 0)
+        subscription.resumeProducing()
+        self.assertEqual(clock.getDelayedCalls(), [])
+        broker.publish(b"t", batch(b"c"))
+        self.assertEqual(got.seqs, [3])
+
+    def test_a_log_that_is_shorter_than_it_was_ends_the_subscription(self) -> None:
+        broker, storage, clock = make_broker()
+        broker.publish(b"t", batch(b"a", b"b"))
+        self.patch(storage, "read", lambda *args: fail(SequenceOutOfRange(2, 1, 0)))
+        got, subscription = subscribed(broker, 1)
+        subscription.resumeProducing()
+        self.assertIsInstance(got.errors[0], SequenceOutOfRange)
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_one_that_stops_between_two_chunks_leaves_no_timer(self) -> None:
+        broker, _, clock = make_broker(read_chunk_bytes=1)
+        broker.publish(b"t", batch(b"a"))
+        broker.publish(b"t", batch(b"b"))
+        got, subscription = subscribed(broker, 0)
+        subscription.resumeProducing()
+        subscription.stopProducing()
+        self.assertEqual((got.seqs, clock.getDelayedCalls()), ([1], []))
 
     def test_another_read_error_ends_the_subscription(self) -> None:
         broker, storage, _ = make_broker()

@@ -76,6 +76,14 @@ class TopicTests(SynchronousTestCase):
         self.failureResultOf(broker.configure_topic(b"t", {"x": "1"}), ConfigError)
         self.failureResultOf(broker.configure_topic(b"u", {}), UnknownTopic)
 
+    def test_describing_asks_the_storage(self) -> None:
+        broker, _, _ = make_broker()
+        broker.publish(b"t", batch(b"a", b"b"))
+        [part] = result_of(broker.describe_topic(b"t")).partitions
+        self.assertEqual((part.first, part.last), (1, 2))
+        self.assertGreater(part.size_bytes, 2)
+        self.failureResultOf(broker.describe_topic(b"u"), UnknownTopic)
+
     def test_a_topic_made_by_use_gets_the_defaults(self) -> None:
         broker, _, _ = make_broker(
             default_partitions=2, topic_defaults=TopicConfig(retention_secs=5)
