@@ -13,6 +13,7 @@ Only numbers are kept of what is in flight, and one chunk at most of what is not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -190,11 +191,15 @@ class Window:
             "retention was faster",
         )
         if self.returned:
+            first = min(self.returned)
             size_bytes = self._chunk_bytes if len(self.returned) > 1 else 0
-            self._read(min(self.returned), size_bytes, self._use_again)
+            self._read(first, size_bytes, partial(self._use_again, first))
 
-    def _use_again(self, chunk: Chunk) -> None:
+    def _use_again(self, first: int, chunk: Chunk) -> None:
+        """`chunk` was read from `first` on."""
         records, returned = chunk.records, self.returned
+        if min(returned) < first:
+            return  # another one came back meanwhile and must be read before these
         rows: list[Delivery] = []
         reasons: list[str] = []
         for index, seq in enumerate(records.seqs):

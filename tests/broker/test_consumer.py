@@ -275,6 +275,21 @@ class AcknowledgementTests(SynchronousTestCase):
         again = [(row.seq, row.attempt) for row in reader.take(9)]
         self.assertEqual(again, [(1, 2), (2, 3), (3, 2), (4, 1)])
 
+    def test_one_that_comes_back_while_later_ones_are_read_again_is_not_lost(self) -> None:
+        broker, storage, _ = make_broker()
+        reader = consuming(broker, *[b"a"] * 4).join()
+        reader.take(4)
+        storage.slow = True
+        reader.nack([3])
+        self.assertEqual(reader.take(9), [])
+        reader.nack([1])
+        waiting = reader.ready()
+        storage.answer()
+        self.assertNoResult(waiting)
+        storage.answer()
+        self.successResultOf(waiting)
+        self.assertEqual(seqs(reader.take(9)), [1, 3])
+
     def test_those_to_come_again_are_read_in_pieces(self) -> None:
         broker, storage, _ = make_broker(consumer_chunk_bytes=1)
         reader = consuming(broker, *[b"a"] * 4).join()
