@@ -28,10 +28,11 @@ _PROOF = ((0, 2357136044), (1, 1791095845), (5489, 3499211612), (0xFFFFFFFF, 419
 
 def first_output(seed: int) -> int:
     """The first 32-bit output of a twister seeded with `seed`, in pure Python."""
-    word = seed & _WORD
-    second = word = (_INIT * (word ^ (word >> 30)) + 1) & _WORD
+    factor, mask = _INIT, _WORD  # locals: the loop below is nearly all the time there is
+    seed &= mask
+    second = word = (factor * (seed ^ (seed >> 30)) + 1) & mask
     for index in range(2, _MIDDLE + 1):
-        word = (_INIT * (word ^ (word >> 30)) + index) & _WORD
+        word = factor * (word ^ word >> 30) + index & mask
     mixed = (seed & _UPPER) | (second & _LOWER)
     output = word ^ (mixed >> 1) ^ (_MATRIX if mixed & 1 else 0)
     output ^= output >> 11
