@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from multibroker.services import Services
 
 
+def api_key(value: Any) -> str:
+    key = text(value)
+    if not 1 <= len(key.encode()) <= keys.KEY_BYTES_MAX:
+        raise ValueError(f"a key has 1..{keys.KEY_BYTES_MAX} bytes")
+    return key
+
+
 def factor(value: Any) -> float:
     number = float(value)
     if not 1 <= number <= 100:
@@ -33,7 +40,7 @@ SETTINGS = (
         "api-key",
         (),
         "a key that may do everything, for a quick start: other processes can see options",
-        text,
+        api_key,
         option="api-key",
         many=True,
     ),
@@ -47,13 +54,13 @@ SETTINGS = (
     ),
     Setting(
         "auth-failures-max",
-        3,
+        5,
         "wrong keys on one connection before it is closed",
         count(1),
     ),
     Setting(
         "auth-failures-per-address-max",
-        20,
+        50,
         "wrong keys from one address within the window before it is refused; 0 turns it off",
         count(),
     ),
@@ -86,11 +93,11 @@ SETTINGS = (
     ),
     Setting(
         "subscription-expiry-secs",
-        7 * 86_400,
+        86_400,
         "a subscription that no connection has used for this long is removed; 0 keeps it",
         seconds(),
     ),
-    Setting("subscriptions-per-key-max", 1_000, "subscriptions of one API key", count(1)),
+    Setting("subscriptions-per-key-max", 5_000, "subscriptions of one API key", count(1)),
     Setting(
         "unstored-bytes-max",
         8 * 2**20,

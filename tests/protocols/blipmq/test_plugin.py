@@ -114,6 +114,7 @@ class KeySourceTests(PluginTestCase):
 class SettingTests(PluginTestCase):
     def test_bad_values_name_their_key(self) -> None:
         for name, value in (
+            ("api_key", [""]),
             ("ack_timeout_ms", -1),
             ("ack_timeout_factor", 0.5),
             ("auth_failures_max", 0),
