@@ -28,6 +28,7 @@ from multibroker import headers as header_blocks
 from multibroker.errors import BadBundle, WireError
 from multibroker.protocols.fields import read_varint, varint
 from multibroker.records import SEQ_MAX, Bundle, Headers, Records
+from multibroker.rows import Rows, worthwhile
 
 PLAIN, SNAPPY = 0, 1
 CODEC_MASK = 0x03
@@ -143,6 +144,13 @@ def decode_chunk(
     data: bytes, first_seq: int, headers: Sequence[tuple[int, bytes]] = ()
 ) -> Records:
     """All messages of `{framed bundle}*`, whose first bundle starts at `first_seq`."""
+    return concatenate(decode_bundles(data, first_seq, headers))
+
+
+def decode_bundles(
+    data: bytes, first_seq: int, headers: Sequence[tuple[int, bytes]] = ()
+) -> list[Records]:
+    """The same, bundle by bundle; payloads may be `Rows`."""
     blocks = dict(headers)
     parts: list[Records] = []
     position, next_seq = 0, first_seq
@@ -155,7 +163,7 @@ def decode_chunk(
         next_seq = records.seqs[-1] + 1
         position = header.end
         parts.append(records)
-    return concatenate(parts)
+    return parts
 
 
 def _decode_bundle(data: bytes, header: BundleHeader, next_seq: int) -> Records:
@@ -168,17 +176,24 @@ def _decode_bundle(data: bytes, header: BundleHeader, next_seq: int) -> Records:
         records = _read_messages(data, position, end, header)
         records.seqs = seqs
         return records
+    stamps = [run.timestamp_ms] * header.messages
     size, others = run.size, header.messages - 1
+    if size and size == len(run.first) and worthwhile(header.messages):
+        # The first message's longer head is in front of its payload, so the distances are equal.
+        rows = Rows(data, run.start - run.stride, run.stride, size, header.messages)
+        return Records(seqs, stamps, rows)
     starts = range(run.start, run.start + others * run.stride, run.stride)
     payloads = [data[i : i + size] for i in starts]
     payloads.insert(0, run.first)
-    return Records(seqs, [run.timestamp_ms] * header.messages, payloads)
+    return Records(seqs, stamps, payloads)
 
 
 def concatenate(parts: list[Records]) -> Records:
     """One set of columns from several, in order."""
     if len(parts) == 1:
-        return parts[0]
+        (part,) = parts
+        # Who takes messages one by one is better off with a list.
+        return replace(part, payloads=part.payloads[:]) if isinstance(part.payloads, Rows) else part
     keys = headers = None
     if any(part.keys is not None for part in parts):
         keys = list(chain.from_iterable(p.keys or [None] * len(p) for p in parts))
@@ -358,6 +373,10 @@ def _encode_header(flags: int, count: int, seqs: Sequence[int] | None) -> bytes:
 
 def _encode_plain(payloads: Sequence[bytes], timestamp_ms: int) -> bytes:
     first = payloads[0]
+    if isinstance(payloads, Rows):
+        head = _SAME + varint(payloads.size)
+        first_head = b"\0" + _U64.pack(timestamp_ms) + varint(payloads.size)
+        return first_head + payloads.prefixed(head)[len(head) :]
     sizes = map(len, payloads)
     try:
         heads = list(map(_SMALL_HEADS.__getitem__, sizes))

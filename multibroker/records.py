@@ -105,6 +105,14 @@ class Chunk:
             self.decoded = decode_chunk(self.data, self.first_seq, self.headers)
         return self.decoded
 
+    def parts(self) -> Sequence[Records]:
+        """The same bundle by bundle, for who has no need of them in one piece."""
+        if self.decoded is not None:
+            return (self.decoded,)
+        from multibroker.bundle import decode_bundles
+
+        return decode_bundles(self.data, self.first_seq, self.headers)
+
     def encoded(self, encode: Callable[[Chunk], bytes]) -> bytes:
         """`encode(self)`, computed once: every live subscriber of a wire shares the bytes."""
         result = self._encoded.get(encode)

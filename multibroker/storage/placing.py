@@ -41,8 +41,11 @@ class AppendedChunk(Chunk):
     @property
     def records(self) -> Records:
         if self.decoded is None:
-            self.decoded = concatenate(list(map(_columns, self.firsts, self.bundles)))
+            self.decoded = concatenate(self.parts())
         return self.decoded
+
+    def parts(self) -> list[Records]:
+        return list(map(_columns, self.firsts, self.bundles))
 
 
 def _columns(first: int, bundle: Bundle) -> Records:

@@ -78,7 +78,7 @@ class AckLedger:
         start = min(numbers) if self._next is None else self._next
         end = start + len(numbers)
         if numbers[0] == start and numbers[-1] == end - 1 and not self._ahead:
-            if list(numbers) == list(range(start, end)):
+            if isinstance(numbers, range) or list(numbers) == list(range(start, end)):
                 self._next = end
                 return True
         ahead = self._ahead

@@ -50,15 +50,14 @@ class Attachment:
             self.subscription.stopProducing()
 
     def chunk_received(self, subscription: Subscription, chunk: Chunk, after: int) -> None:
-        records = chunk.records
         if after < chunk.first_seq:
             # The whole chunk: encoded once, the same bytes for every subscriber.
             data = chunk.encoded(encode_chunk)
         else:
-            records = records.after(after)
+            records = chunk.records.after(after)
             data = encode(Data(chunk.topic, records.seqs, records.payloads))
         self._connection.write(data)
-        self._connection.stats.messages_out += len(records)
+        self._connection.stats.messages_out += chunk.next_seq - max(chunk.first_seq, after + 1)
 
     def skipped(self, subscription: Subscription, first: int, last: int) -> None:
         """The wire has no word for it: the client sees that the next offset jumps."""

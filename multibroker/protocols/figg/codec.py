@@ -6,10 +6,11 @@
 
 Strategy: PUBLISH and DATA are laid out alike, so one reader serves both. Within a read,
 consecutive frames of one kind are gathered into columns per topic. A busy peer repeats the
-same type, size and topic, so frames are first tried in blocks of `BLOCK` equal ones that a
-single `struct` call cuts (0.1 us a message); what does not fit goes through a plain loop
-(0.3 us), and a new topic costs one more step. A block that turns out not to be uniform is
-not tried again before the loop has passed it, so bad luck costs at most a fixed share.
+same type, size and topic: many such frames become `Rows` without an object for each (0.03 us a
+message). Otherwise frames are tried in blocks of `BLOCK` equal ones that a single `struct` call
+cuts (0.1 us); what does not fit goes through a plain loop (0.3 us), and a new topic costs one
+more step. A block that turns out not to be uniform is not tried again before the loop has
+passed it, so bad luck costs at most a fixed share.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ from multibroker.protocols.figg.messages import (
     Publish,
 )
 from multibroker.records import Chunk
+from multibroker.rows import ROWS_MIN, Rows, equal_frames
+from multibroker.rows import numbers as read_numbers
+from multibroker.rows import worthwhile
 
 PAYLOAD_BYTES_MAX = 16 * 2**20
 TOPIC_BYTES_MAX = 255
@@ -55,7 +59,8 @@ _FROM_OFFSET_TOO = 0x0001
 _TYPES = frozenset(MessageType)
 _HOT = frozenset((MessageType.PUBLISH, MessageType.DATA))
 
-Columns = tuple[list[int], list[bytes]]
+Lists = tuple[list[int], list[bytes]]
+Columns = Lists | tuple[Sequence[int], Rows]
 
 
 @lru_cache(maxsize=1024)
@@ -151,7 +156,13 @@ class Decoder:
         topic = self._check_hot(data, position)
         columns = gathered.get(topic)
         if columns is None:
+            rows = _equal_rows(data, position, topic)
+            if rows is not None:
+                gathered[topic] = rows
+                return position + rows[1].stride * len(rows[1])
             columns = gathered[topic] = [], []
+        elif isinstance(columns[1], Rows):
+            columns = gathered[topic] = list(columns[0]), columns[1][:]
         start, field = data[position : position + 4], _field(topic)
         while True:
             if position >= self._no_block_before:
@@ -161,7 +172,7 @@ class Decoder:
                 return position
 
     def _blocks(
-        self, data: bytes, position: int, start: bytes, field: bytes, columns: Columns
+        self, data: bytes, position: int, start: bytes, field: bytes, columns: Lists
     ) -> int:
         """Take whole blocks of uniform frames; `_no_block_before` says when to try again."""
         end = len(data)
@@ -187,7 +198,7 @@ class Decoder:
         return position
 
     def _rows(
-        self, data: bytes, position: int, start: bytes, field: bytes, columns: Columns
+        self, data: bytes, position: int, start: bytes, field: bytes, columns: Lists
     ) -> int:
         """Take frames one by one, up to where blocks may be tried again."""
         numbers, payloads = columns
@@ -268,6 +279,24 @@ class Decoder:
         return fields.take(size)
 
 
+def _equal_rows(data: bytes, position: int, topic: bytes) -> tuple[Sequence[int], Rows] | None:
+    """The frames from `position` on that differ in number and data only, if they are many."""
+    (size,) = _U32.unpack_from(data, position + 4)
+    stride, before = _HEADER.size + size, _HEADER.size + 4 + len(topic)
+    data_size = size - _HOT_BYTES - len(topic)
+    if not data_size or not worthwhile((len(data) - position) // stride):
+        return None
+    head = data[position : position + before]
+    if not data.startswith(head, position + stride * (ROWS_MIN - 1)):
+        return None
+    count = equal_frames(data, position, stride, head, before + 8, _U32.pack(data_size))
+    if count < ROWS_MIN:
+        return None
+    start = position + before + _NUMBER_SIZE.size
+    rows = Rows(data, start, stride, data_size, count)
+    return read_numbers(data, position + before, stride, count), rows
+
+
 def _columns(kind: int, gathered: dict[bytes, Columns]) -> Iterator[Frame]:
     value = Publish if kind == MessageType.PUBLISH else Data
     for topic, (numbers, payloads) in gathered.items():
@@ -300,8 +329,11 @@ def encode(frame: Frame) -> bytes:
 
 def encode_chunk(chunk: Chunk) -> bytes:
     """All messages of a chunk as DATA, for `Chunk.encoded`: a message's offset is its seq."""
-    records = chunk.records
-    return _hot_frames(MessageType.DATA, chunk.topic, records.seqs, records.payloads)
+    parts = [
+        _hot_frames(MessageType.DATA, chunk.topic, records.seqs, records.payloads)
+        for records in chunk.parts()
+    ]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _frame(kind: MessageType, *fields: bytes) -> bytes:
@@ -317,6 +349,9 @@ def _hot_frames(
     kind: MessageType, topic: bytes, numbers: Sequence[int], payloads: Sequence[bytes]
 ) -> bytes:
     field = _field(topic)
+    if isinstance(payloads, Rows) and isinstance(numbers, range):
+        before = _HEADER.pack(kind, VERSION, _HOT_BYTES + len(topic) + payloads.size) + field
+        return payloads.numbered(before, numbers[0], _U32.pack(payloads.size))
     sizes = list(map(len, payloads))
     if sizes and sizes.count(sizes[0]) == len(sizes):
         size = sizes[0]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from multibroker import rows
 from multibroker.errors import FrameTooLarge, WireError
 from multibroker.protocols.figg.codec import BLOCK, Decoder, encode, encode_chunk
 from multibroker.protocols.figg.messages import (
@@ -23,6 +24,7 @@ from multibroker.protocols.figg.messages import (
     Publish,
 )
 from multibroker.records import Chunk, Records
+from multibroker.rows import Rows
 from tests.protocols.figg.vectors import load
 
 VECTORS = load()
@@ -65,6 +67,16 @@ def flat(frames: Iterable[Frame]) -> list[Frame]:
             case _:
                 singles.append(frame)
     return singles
+
+
+def lists(frames: Iterable[Frame]) -> list[Frame]:
+    """The same with plain lists as columns."""
+    return [
+        Publish(frame.topic, list(frame.seq_nums), list(frame.payloads))
+        if isinstance(frame, Publish)
+        else frame
+        for frame in frames
+    ]
 
 
 def per_topic(frames: Iterable[Frame]) -> list[tuple[object, list[Frame]]]:
@@ -144,7 +156,7 @@ class BadInputTests(SynchronousTestCase):
     def test_a_payload_at_the_limit_passes_and_one_above_does_not(self) -> None:
         for count in (1, BLOCK + 3):
             fits = Publish(b"t", list(range(count)), [b"x" * 100] * count)
-            self.assertEqual(decode([encode(fits)], Decoder(100, 10)), [fits])
+            self.assertEqual(lists(decode([encode(fits)], Decoder(100, 10))), [fits])
             above = encode(Publish(b"t", range(count), [b"x" * 101] * count))
             self.assertRaises(FrameTooLarge, decode, [above], Decoder(100, 10))
 
@@ -198,12 +210,38 @@ class GatheringTests(SynchronousTestCase):
     def test_runs_of_every_length_around_the_block_size(self) -> None:
         for count in (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 7):
             run = Publish(b"t", list(range(count)), [b"%07d" % i for i in range(count)])
-            self.assertEqual(decode([encode(run)]), [run])
+            self.assertEqual(lists(decode([encode(run)])), [run])
 
     def test_sizes_that_change_within_a_run(self) -> None:
         sizes = [5] * (BLOCK + 1) + [6, 5] * BLOCK + [0] * BLOCK + [5] * (2 * BLOCK)
         run = Publish(b"t", list(range(len(sizes))), [b"z" * size for size in sizes])
-        self.assertEqual(decode([encode(run)]), [run])
+        self.assertEqual(lists(decode([encode(run)])), [run])
+
+    def test_many_equal_frames_become_rows_and_encode_back_to_the_same_bytes(self) -> None:
+        run = encode(Publish(b"t\0", range(7, 207), [b"%05d" % i for i in range(200)]))
+        (frame,) = decode([run + run[:20]])
+        assert isinstance(frame, Publish)
+        self.assertIsInstance(frame.payloads, Rows)
+        self.assertEqual(frame.seq_nums, range(7, 207))
+        self.assertEqual(frame.payloads, [b"%05d" % i for i in range(200)])
+        self.assertEqual(encode(frame), run)
+
+    def test_rows_followed_by_other_sizes_and_other_topics_stay_in_order(self) -> None:
+        frames = [
+            Publish(b"t", range(100), [b"12345"] * 100),
+            Publish(b"t", [100], [b"x"]),
+            Publish(b"u", [101], [b"12345"]),
+            Publish(b"t", range(102, 202), [b"12345"] * 100),
+        ]
+        got = lists(decode([b"".join(map(encode, frames))]))
+        numbers = [*range(101), *range(102, 202)]
+        payloads = [*[b"12345"] * 100, b"x", *[b"12345"] * 100]
+        self.assertEqual(got, [Publish(b"t", numbers, payloads), Publish(b"u", [101], [b"12345"])])
+
+    def test_equal_frames_whose_numbers_do_not_count_up_keep_them(self) -> None:
+        numbers = [5, 4, 2**64 - 1, *range(100)]
+        run = Publish(b"t", numbers, [b"12345"] * len(numbers))
+        self.assertEqual(lists(decode([encode(run)])), [run])
 
     def test_a_long_frame_in_many_reads_is_joined_once(self) -> None:
         frame = Publish(b"t", [1], [bytes(1_000_000)])
@@ -249,6 +287,20 @@ frames_strategy = st.lists(
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[a:b] for a, b in zip(edges, edges[1:])]
+
+
+class WithoutNumpyTests(GatheringTests, BadInputTests, GoldenTests):
+    """The same claims where the extra "fast" is not installed."""
+
+    def setUp(self) -> None:
+        self.patch(rows, "np", None)
+
+    def test_many_equal_frames_become_rows_and_encode_back_to_the_same_bytes(self) -> None:
+        run = encode(Publish(b"t", range(200), [b"12345"] * 200))
+        (frame,) = decode([run])
+        assert isinstance(frame, Publish)
+        self.assertIsInstance(frame.payloads, list)
+        self.assertEqual(encode(frame), run)
 
 
 class AnyInputTests(SynchronousTestCase):
