@@ -21,7 +21,7 @@ _multibroker() {{
 complete -o default -F _multibroker multibroker
 """
 BASH_CASE = """\
-        "{path}"*) COMPREPLY=($(compgen -W "{words}" -- "${{COMP_WORDS[COMP_CWORD]}}"));;"""
+        {pattern}) COMPREPLY=($(compgen -W "{words}" -- "${{COMP_WORDS[COMP_CWORD]}}"));;"""
 ZSH = "#compdef multibroker\nautoload -U +X bashcompinit && bashcompinit\n"
 
 
@@ -85,9 +85,14 @@ def _bash(tree: dict[tuple[str, ...], list[str]]) -> str:
     # The longest path first: the first pattern that fits wins.
     ordered = sorted(tree.items(), key=lambda item: -len(item[0]))
     cases = (
-        BASH_CASE.format(path=" ".join(path), words=" ".join(words)) for path, words in ordered
+        BASH_CASE.format(pattern=_pattern(path), words=" ".join(words)) for path, words in ordered
     )
     return BASH.format(cases="\n".join(cases))
+
+
+def _pattern(path: tuple[str, ...]) -> str:
+    words = " ".join(path)
+    return f'"{words}"|"{words} "*' if words else "*"
 
 
 def _fish(tree: dict[tuple[str, ...], list[str]]) -> list[str]:

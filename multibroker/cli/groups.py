@@ -43,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(rows)
     else:
-        cells = [[row[column] or "-" * (column == "name") for column in COLUMNS] for row in rows]
+        cells = [[row["name"] or "(private)", *(row[c] for c in COLUMNS[1:])] for row in rows]
         print(table(COLUMNS, cells, right=(2, 3, 4, 5)))
     return 0

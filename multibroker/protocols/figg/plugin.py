@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zope.interface import implementer
@@ -48,6 +49,9 @@ class FiggWire:
     title = "Figg: pub/sub with continuity"
     default_endpoints = ("tcp:7000:interface=127.0.0.1",)
     settings = SETTINGS
+
+    def first_message(self, data_dir: Path) -> str:
+        return "multibroker figg pub demo 'hello from Figg'"
 
     def factory(self, services: Services) -> FiggFactory:
         return FiggFactory(services.broker, services.settings, services.reactor)

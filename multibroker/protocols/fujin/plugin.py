@@ -61,6 +61,9 @@ class FujinWire:
     default_endpoints = ("quic:4848:interface=127.0.0.1",)
     settings = SETTINGS
 
+    def first_message(self, data_dir: Path) -> str:
+        return "multibroker fujin write demo 'hello from Fujin'"
+
     def factory(self, services: Services) -> FujinFactory:
         return FujinFactory(services.broker, services.settings, services.reactor)
 

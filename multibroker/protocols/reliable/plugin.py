@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -80,6 +81,9 @@ class ReliableWire:
     title = "Reliable: resumable streams of checked numbers"
     default_endpoints = ("tcp:3000:interface=127.0.0.1",)
     settings = SETTINGS
+
+    def first_message(self, data_dir: Path) -> str:
+        return "multibroker reliable crc -n 5"
 
     def factory(self, services: Services) -> ReliableFactory:
         return ReliableFactory(

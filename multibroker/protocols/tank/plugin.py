@@ -73,6 +73,9 @@ class TankWire:
     default_endpoints = ("tcp:11011:interface=127.0.0.1",)
     settings = SETTINGS
 
+    def first_message(self, data_dir: Path) -> str:
+        return "multibroker tank set demo 'hello from TANK'"
+
     def factory(self, services: Services) -> TankFactory:
         return TankFactory(
             services.broker,
