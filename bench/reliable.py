@@ -48,9 +48,11 @@ def rows() -> Iterator[Row]:
             one = max(one, one_by_one(port, turn))
             many = max(many, crowd(port, turn))
     yield Row(f"reliable: {CLIENTS} clients / 1 client", rate(many), rate(one), many / one, 0.7)
-    journal, sqlite = journal_rate(), sqlite_rate()
+    journal = sqlite = 0.0
+    for _ in range(2 * REPEATS):
+        journal, sqlite = max(journal, journal_rate()), max(sqlite, sqlite_rate())
     yield Row("sessions: 500 put_many of 8, journal / SQLite", rate(journal), rate(sqlite),
-              journal / sqlite)
+              journal / sqlite, 1.0)
 
 
 def rate(messages_per_sec: float) -> str:
