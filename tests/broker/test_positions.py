@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import fail
+from twisted.internet.defer import CancelledError, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.broker.broker import Broker
@@ -18,7 +18,9 @@ from tests.broker.support import SlowStorage, batch, make_broker, result_of
 
 
 def crash(broker: Broker) -> Broker:
-    """Another broker on what is stored; the old one just stops hearing anything."""
+    """Another broker on what is stored; the old one hears nothing more, and its timers are gone."""
+    for timer in broker.clock.getDelayedCalls():
+        timer.cancel()
     storage = broker.storage
     assert isinstance(storage, SlowStorage)
     again = Broker(storage, broker.clock, broker.limits)
@@ -358,7 +360,8 @@ STEPS = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 4)),
     st.tuples(st.just("take"), st.integers(0, 1), st.integers(1, 5)),
     st.tuples(st.sampled_from(["ack", "nack"]), st.integers(0, 1), st.integers(0, 6)),
-    st.tuples(st.just("leave"), st.integers(0, 1)),
+    st.tuples(st.sampled_from(["leave", "push"]), st.integers(0, 1)),
+    st.tuples(st.just("gap"), st.integers(1, 3)),
     st.tuples(st.sampled_from(["wait", "stored", "restart", "crash", "slow", "fast", "answer"])),
 )
 
@@ -369,7 +372,7 @@ class Run:
     def __init__(self, test: SynchronousTestCase) -> None:
         self.test = test
         self.broker, self.storage, self.clock = make_broker(consumer_chunk_bytes=200)
-        self.published = 0
+        self.published: list[int] = []
         self.acked: set[int] = set()
         self.stored: set[int] = set()
         self.publish(3)
@@ -382,9 +385,22 @@ class Run:
         self.held: list[list[int]] = [[], []]
         self.last_fresh = 0
 
-    def publish(self, count: int) -> None:
-        self.broker.publish(b"t", batch(*[b"x" * 30] * count))
-        self.published += count
+    def publish(self, count: int, gap: int = 0) -> None:
+        first = (self.published[-1] if self.published else 0) + 1 + gap
+        seqs = list(range(first, first + count))
+        more = {"seqs": seqs} if gap else {}
+        self.broker.publish(b"t", batch(*[b"x" * 30] * count, **more))
+        self.published += seqs
+
+    def gap(self, size: int) -> None:
+        self.publish(1, size)
+
+    def push(self, index: int) -> None:
+        """As a wire does that pushes: take when there is something."""
+        reader = self.readers[index]
+        waiting = reader.ready()
+        waiting.addCallback(lambda _: self.take(index, 2) if reader in self.readers else None)
+        waiting.addErrback(lambda failure: failure.trap(CancelledError))
 
     def take(self, index: int, limit: int) -> None:
         rows = self.readers[index].take(limit)
@@ -411,13 +427,13 @@ class Run:
             self.test.assertEqual(self.readers[index].nack([seq]), [True])
 
     def leave(self, index: int) -> None:
+        self.held[index] = []
         self.readers[index].leave()
         self.readers[index] = self.consumer.join(in_flight_max=4)
-        self.held[index] = []
 
     def wait(self) -> None:
-        self.clock.advance(6)
         self.held = [[], []]
+        self.clock.advance(6)
         self.stored = set(self.acked)
 
     def store(self) -> None:
@@ -427,6 +443,7 @@ class Run:
     def again(self, clean: bool) -> None:
         self.storage.slow = False
         self.storage.answer(99)
+        self.held = [[], []]
         self.broker = restart(self.broker) if clean else crash(self.broker)
         self.acked = set(self.acked if clean else self.stored)
         self.stored = set(self.acked)
@@ -450,12 +467,12 @@ class Run:
         self.storage.answer(99)
         self.leave(0)
         self.leave(1)
-        for _ in range(self.published + 1):
+        for _ in range(len(self.published) + 1):
             self.take(0, 4)
             while self.held[0]:
                 self.ack(0, 0)
-        self.test.assertEqual(self.acked, set(range(1, self.published + 1)))
-        self.test.assertEqual(self.consumer.position, self.published)
+        self.test.assertEqual(self.acked, set(self.published))
+        self.test.assertEqual(self.consumer.position, self.published[-1])
         self.test.assertEqual(self.consumer.lag, 0)
 
 
