@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -26,6 +27,8 @@ from multibroker.storage.segment import Mark
 SYNC_THREADS = 8
 """Syncs of several files overlap: the file system joins them in one of its own commits."""
 
+
+_Job = tuple[Partition | None, Callable[[], None]]
 
 EARLY_BYTES = 256 << 10
 """With so much written, a sync need not wait for the end of the reactor's turn: it overlaps with
@@ -121,37 +124,40 @@ class GroupCommit:
         errors: dict[Partition | None, OSError],
     ) -> dict[Partition | None, OSError]:
         """In the thread. The partitions come first: a journal unit builds on what they hold."""
-        jobs: list[tuple[Partition, File | str]] = []
+        jobs: list[_Job] = []
         for partition, unsynced in work:
-            jobs += [(partition, path) for path in unsynced.directories]
-            jobs += [(partition, file) for file in unsynced.files.values()]
-        for (partition, _), error in zip(jobs, self._sync_jobs(jobs)):
+            for path in unsynced.directories:
+                jobs.append((partition, partial(self._disk.sync_directory, path)))
+            for path, file in unsynced.files.items():
+                if file is None:
+                    jobs.append((partition, partial(self._disk.sync_path, path)))
+                else:
+                    jobs.append((partition, partial(self._disk.sync, file)))
+        for (owner, _), error in zip(jobs, self._sync_jobs(jobs)):
             if error is not None:
-                errors[partition] = error
+                errors[owner] = error
         for journal in journals:
-            error = self._sync_one((None, journal))
+            error = self._sync_one((None, partial(self._disk.sync, journal)))
             if journal.path not in self._journals_known:
                 self._journals_known.add(journal.path)
-                error = error or self._sync_one((None, os.path.dirname(journal.path)))
+                root = os.path.dirname(journal.path)
+                error = error or self._sync_one((None, partial(self._disk.sync_directory, root)))
             if error is not None:
                 errors[None] = error
         return errors
 
-    def _sync_jobs(self, jobs: Sequence[tuple[Partition, File | str]]) -> list[OSError | None]:
+    def _sync_jobs(self, jobs: Sequence[_Job]) -> list[OSError | None]:
         if len(jobs) < 2:
             return [self._sync_one(job) for job in jobs]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(SYNC_THREADS, "multibroker-sync")
         return list(self._pool.map(self._sync_one, jobs))
 
-    def _sync_one(self, job: tuple[Partition | None, File | str]) -> OSError | None:
+    def _sync_one(self, job: _Job) -> OSError | None:
+        partition, sync = job
         try:
-            if isinstance(job[1], str):
-                self._disk.sync_directory(job[1])
-            else:
-                self._disk.sync(job[1])
+            sync()
         except OSError as error:
-            partition = job[0]
             if partition is not None and partition.deleted:
                 return None
             return error

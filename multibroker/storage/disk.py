@@ -89,6 +89,14 @@ class Disk:
     def sync(self, file: File) -> None:
         os.fdatasync(file.fd)
 
+    def sync_path(self, path: str) -> None:
+        """Sync a file that may not be open any more, or be gone, which is as good."""
+        try:
+            file = self.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return
+        self.sync(file)
+
     def size(self, file: File) -> int:
         return os.fstat(file.fd).st_size
 
@@ -157,6 +165,10 @@ class FileCache:
         if len(self._files) > self._limit:
             self._files.popitem(last=False)
         return file
+
+    def peek(self, path: str) -> File | None:
+        """The file if it is open."""
+        return self._files.get(path)
 
     def drop(self, path: str) -> None:
         """Forget a file that is gone or replaced."""

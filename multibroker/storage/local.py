@@ -181,8 +181,8 @@ class LocalStorage:
             log = partition.log
             log.flush_index()
             unsynced = log.take_unsynced()
-            for file in unsynced.files.values():
-                self._disk.sync(file)
+            for path in unsynced.files:
+                self._disk.sync_path(path)
             for directory in unsynced.directories:
                 self._disk.sync_directory(directory)
             log.durable = log.mark()

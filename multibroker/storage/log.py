@@ -27,9 +27,13 @@ from multibroker.topicconfig import TopicConfig
 @dataclass(slots=True)
 class Unsynced:
     """What an fdatasync must still reach. The index is among it: after a loss of power only its
-    checksums can tell what really is in the log."""
+    checksums can tell what really is in the log.
 
-    files: dict[str, File] = field(default_factory=dict)
+    Files are opened again for the sync if they are not open any more: with thousands of
+    partitions there are more of them than may be open.
+    """
+
+    files: dict[str, File | None] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
@@ -124,12 +128,9 @@ class PartitionLog:
         return firsts, next_seq
 
     def _note_unsynced(self, segment: Segment, had_headers: int) -> None:
-        file = segment.log_file()
-        self.unsynced.files[file.path] = file
+        self.unsynced.files[segment.stem + LOG] = None
         if segment.headers_size != had_headers:
-            headers = segment.headers_file()
-            assert headers is not None
-            self.unsynced.files[headers.path] = headers
+            self.unsynced.files[segment.stem + HEADERS] = None
             if not had_headers:
                 self.unsynced.directories.add(self.directory)
 
@@ -181,8 +182,7 @@ class PartitionLog:
 
     def _note_index(self, segment: Segment) -> None:
         if segment.entries:
-            file = self._files.get(segment.stem + INDEX, create=True)
-            self.unsynced.files[file.path] = file
+            self.unsynced.files[segment.stem + INDEX] = None
 
     def roll(self, now_ms: int) -> None:
         """Close the active segment, unless it is empty."""
@@ -201,6 +201,8 @@ class PartitionLog:
         if self.unsynced.files:
             self._note_index(self.active)
         taken, self.unsynced = self.unsynced, Unsynced()
+        for path in taken.files:
+            taken.files[path] = self._files.peek(path)
         return taken
 
     def forget_closed(self) -> None:

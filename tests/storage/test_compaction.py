@@ -17,7 +17,7 @@ from multibroker.storage.reader import DataReader
 from multibroker.storage.recovery import RecoveryReport, recover_partition
 from multibroker.topicconfig import TopicConfig
 from tests.storage.contract import Listener, batch, messages
-from tests.storage.faults import DyingDisk, Killed
+from tests.storage.faults import DyingDisk, Killed, QuickDisk
 from tests.storage.test_recovery import read_all
 
 CONFIG = TopicConfig(segment_bytes=120, index_interval_bytes=128)
@@ -67,7 +67,7 @@ def run_compaction(log: PartitionLog, disk: Disk, **options: Any) -> None:
 
 class CompactionTests(SynchronousTestCase):
     def make(self) -> tuple[PartitionLog, Disk]:
-        disk = Disk()
+        disk = QuickDisk()
         log = open_log(self.mktemp(), disk)
         fill(log)
         return log, disk
@@ -153,7 +153,7 @@ class CompactionTests(SynchronousTestCase):
                 done = False
             else:
                 done = True
-            again = open_log(log.directory, Disk())
+            again = open_log(log.directory, QuickDisk())
             found = read_all(again)
             self.assertTrue(set(compacted) <= set(found) <= set(original), steps)
             self.assertEqual(sorted(found), found)
@@ -161,7 +161,7 @@ class CompactionTests(SynchronousTestCase):
             states.add(len(found))
             left = [n for n in os.listdir(log.directory) if n.endswith((".new", ".swap", ".tmp"))]
             self.assertEqual(left, [], steps)
-            run_compaction(again, Disk())
+            run_compaction(again, QuickDisk())
             self.assertEqual(read_all(again), compacted, steps)
             if done:
                 break

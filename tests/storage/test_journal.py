@@ -15,7 +15,7 @@ from multibroker.storage.placing import place
 from multibroker.storage.recovery import RecoveryReport, recover_partition
 from multibroker.topicconfig import TopicConfig
 from tests.storage.contract import batch
-from tests.storage.faults import DyingDisk, Killed
+from tests.storage.faults import DyingDisk, Killed, QuickDisk
 from tests.storage.test_recovery import read_all
 
 IDS = ("a" * 16, "b" * 16)
@@ -26,7 +26,7 @@ class Store:
     """Two partitions and a journal, used as LocalStorage does under `always`."""
 
     def __init__(self, root: str, disk: Disk | None = None) -> None:
-        self.disk = disk or Disk()
+        self.disk = disk or QuickDisk()
         os.makedirs(root, exist_ok=True)
         self.report = RecoveryReport()
         files = FileCache(self.disk, 10)
@@ -47,8 +47,8 @@ class Store:
         unsynced = log.take_unsynced()
         for path in unsynced.directories:
             self.disk.sync_directory(path)
-        for file in unsynced.files.values():
-            self.disk.sync(file)
+        for path in unsynced.files:
+            self.disk.sync_path(path)
 
     def unit(self, *shares: tuple[str, list], apply: int | None = None) -> None:
         """Commit a unit; `apply` says how many of its shares reach their logs."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.errors import CorruptRange
-from multibroker.storage.disk import Disk, FileCache
+from multibroker.storage.disk import FileCache
 from multibroker.storage.log import PartitionLog
 from multibroker.storage.recovery import RecoveryReport, recover_partition
 from multibroker.topicconfig import TopicConfig
 from tests.storage.contract import batch, messages
+from tests.storage.faults import QuickDisk
 
 APPENDS = [
     [batch(b"a", b"bb")],
@@ -30,7 +31,7 @@ EXPECTED = [
 
 
 def open_log(path: str, config: TopicConfig = TopicConfig(), suspicious: bool = False):
-    files = FileCache(Disk(), 10)
+    files = FileCache(QuickDisk(), 10)
     report = RecoveryReport()
     segments = recover_partition(files, path, report, suspicious)
     return PartitionLog(files, path, b"t", 0, config, segments), report
