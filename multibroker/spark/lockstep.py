@@ -10,7 +10,7 @@ from multibroker.errors import WireError
 from multibroker.protocols.fields import read_varint
 from multibroker.spark.framing import Bundles, Bytes, Ints, Odd, varints, words
 
-UNIFORM_MESSAGES_MIN = 128
+UNIFORM_MESSAGES_MIN = 400
 """Shorter bundles are cheaper in lockstep than looked at one by one."""
 
 LOCKSTEP_BUNDLES_MIN = 48

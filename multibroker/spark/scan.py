@@ -18,7 +18,7 @@ from multibroker.spark.segments import SegmentView
 from multibroker.storage import sidefile
 from multibroker.storage.disk import crc32
 
-CHUNK_BYTES = 12 << 20
+CHUNK_BYTES = 8 << 20
 LOOKS_MAX = 20
 """How often files are looked at again that change under the reader, without any progress."""
 

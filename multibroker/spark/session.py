@@ -91,9 +91,11 @@ def ship_to(spark: Any) -> None:
 
 
 def _builder(name: str, master: str | None) -> Any:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    # What spark-submit was given is known to the JVM only: connect first, or it is overruled.
+    SparkContext._ensure_initialized()
     given = SparkConf()
     builder = SparkSession.builder.appName(name)
     if master or not given.contains("spark.master"):
