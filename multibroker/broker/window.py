@@ -178,6 +178,8 @@ class Window:
         if self._read_to + 1 < partition.kept_from:
             self._skip(self._read_to + 1, partition.kept_from - 1, "retention was faster")
         self._read_to = max(self._read_to, partition.first - 1)
+        # Nothing that was read is left, so what was skipped is as good as handed out.
+        self.handed = self._read_to
 
     def _use(self, chunk: Chunk) -> None:
         fresh = chunk.records.after(self._read_to) if chunk else None

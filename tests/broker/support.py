@@ -13,6 +13,7 @@ from multibroker import bundle
 from multibroker.broker.broker import Broker
 from multibroker.broker.settings import Limits
 from multibroker.broker.subscription import Subscription
+from multibroker.errors import CorruptRange
 from multibroker.records import Bundle, Chunk
 from multibroker.storage.memory import MemoryStorage
 
@@ -24,18 +25,37 @@ def batch(*payloads: bytes, **more: Any) -> list[Bundle]:
 class SlowStorage(MemoryStorage):
     """Reads take effect at once, but their results come only when the test says so.
 
+    A bundle with a `damaged` number cannot be read; `refused` says what was asked in vain.
     With `create_slowly` the creation of a topic happens, or fails, only then.
     """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.slow = False
+        self.damaged: set[int] = set()
+        self.refused: set[int] = set()
         self.create_slowly = False
         self.create_failure: Exception | None = None
         self.waiting: deque[Callable[[], None]] = deque()
 
-    def read(self, *args: Any) -> Deferred[Chunk]:
-        return self._later(super().read(*args)) if self.slow else super().read(*args)
+    def read(self, topic: bytes, partition: int, seq: int, size_bytes: int) -> Deferred[Chunk]:
+        reading = super().read(topic, partition, seq, size_bytes)
+        if self.damaged and not topic.startswith(b"__"):
+            reading.addCallback(self._check)
+        return self._later(reading) if self.slow else reading
+
+    def _check(self, chunk: Chunk) -> Deferred[Chunk] | Chunk:
+        """Like a disk: what comes before the damage is good, the damaged bundle is an error."""
+        if not self.damaged.intersection(range(chunk.first_seq, chunk.next_seq)):
+            return chunk
+        one = super().read(chunk.topic, chunk.partition, chunk.first_seq, 0)
+        return one.addCallback(self._check_one)
+
+    def _check_one(self, chunk: Chunk) -> Chunk:
+        if self.damaged.intersection(range(chunk.first_seq, chunk.next_seq)):
+            self.refused.update(range(chunk.first_seq, chunk.next_seq))
+            raise CorruptRange("x.log", 0, chunk.first_seq, chunk.next_seq - 1)
+        return chunk
 
     def create_topic(self, *args: Any) -> Deferred[Any]:
         if not self.create_slowly:
