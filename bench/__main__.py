@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.table import Row, render
 
-NOT_AREAS = {"table", "peers", "__main__"}
+NOT_AREAS = {"table", "peers", "quicpeers", "__main__"}
 
 
 def areas() -> list[str]:

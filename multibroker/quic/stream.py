@@ -195,10 +195,10 @@ class QuicStreamTransport:
         if self._write_finished or not self._is_write_acknowledged():
             return self._is_producer_waiting() or not (self._write_open or self._write_finished)
         self._write_finished = True
+        if not self.disconnecting and IHalfCloseableProtocol.providedBy(self.protocol):
+            self._guard(self.protocol.writeConnectionLost)
         if self.disconnecting or not self._read_open:
             self._finish(Failure(ConnectionDone()))
-        elif IHalfCloseableProtocol.providedBy(self.protocol):
-            self._guard(self.protocol.writeConnectionLost)
         return False
 
     def reset_by_peer(self, error_code: int) -> None:
@@ -284,12 +284,12 @@ class QuicStreamTransport:
         if not self._read_end_due or self._inbox or not self._read_open or not self.connected:
             return
         self._read_open = False
-        if self._write_finished:
-            self._finish(Failure(ConnectionDone()))
-        elif not self.disconnecting and IHalfCloseableProtocol.providedBy(self.protocol):
+        if not self.disconnecting and IHalfCloseableProtocol.providedBy(self.protocol):
             self._guard(self.protocol.readConnectionLost)
         else:
             self.loseConnection()
+        if self._write_finished:
+            self._finish(Failure(ConnectionDone()))
 
     def _end_writing(self) -> None:
         if self._write_open:

@@ -211,6 +211,22 @@ class StreamTests(TestCase):
         pair.network.run_until(lambda: client.lost and server.lost)
         self.assertTrue(client.lost.check(ConnectionDone))
 
+    def test_both_ends_of_a_half_closeable_stream_are_told_in_either_order(self) -> None:
+        for client_first in (True, False):
+            pair = Pair(HalfCloseable)
+            client = self.open(pair, HalfCloseable())
+            client.transport.write(b"x")
+            pair.network.run_until(lambda: pair.factory.built)
+            server = pair.factory.built[0]
+            first, second = (client, server) if client_first else (server, client)
+            first.transport.loseWriteConnection()
+            pair.network.run_until(lambda: second.read_ended)
+            second.transport.loseWriteConnection()
+            pair.network.run_until(lambda: client.lost and server.lost)
+            for one in (client, server):
+                self.assertTrue(one.read_ended and one.write_ended)
+                self.assertTrue(one.lost.check(ConnectionDone))
+
     def test_what_an_ordinary_protocol_wrote_before_the_peers_end_still_arrives(self) -> None:
         pair = Pair(Echo)
         client = self.open(pair, HalfCloseable())
