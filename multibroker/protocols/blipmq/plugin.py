@@ -10,6 +10,7 @@ from zope.interface import implementer
 
 from multibroker import keys
 from multibroker.config import Setting, count, milliseconds, seconds, size, text
+from multibroker.errors import ConfigError
 from multibroker.interfaces import IWire
 from multibroker.keys import KeyRing
 from multibroker.protocols.blipmq.server import BlipmqFactory
@@ -128,6 +129,9 @@ class BlipmqWire:
     async def _factory(self, services: Services) -> BlipmqFactory:
         settings = services.settings
         data_dir = services.data_dir
+        idle_secs = settings["idle-timeout-secs"]
+        if idle_secs and settings["long-poll-ms"] >= idle_secs * 1000:
+            raise ConfigError("blipmq.long-poll-ms", "must be shorter than idle-timeout-secs")
         if services.config[""]["development"] and not settings["keys-file"]:
             keys.development_key(data_dir)
         subscriptions = Subscriptions(

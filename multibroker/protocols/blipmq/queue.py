@@ -110,6 +110,7 @@ class Polling:
     def __init__(
         self,
         poll_ids: Sequence[int],
+        queue: Queue | None,
         find_queue: Callable[[], Deferred[Queue | None]],
         wake: Callable[[], None],
         clock: Any,
@@ -117,18 +118,20 @@ class Polling:
     ) -> None:
         self.size_bytes = FRAME_COST_BYTES * len(poll_ids)
         self._poll_ids = poll_ids
+        self._queue = queue
         self._find_queue = find_queue
+        self._searched = queue is not None
         self._wake = wake
         self._clock = clock
         self._until = clock.seconds() + wait_secs
         self._hurried = not wait_secs
-        self._queue: Queue | None = None
         self._waiting: Deferred[Any] | None = None
         self._timer: IDelayedCall | None = None
         self._over = False
 
     def advance(self, size_bytes: int) -> tuple[bytes, bool]:
-        if self._queue is None and self._waiting is None and not self._over:
+        if not self._searched and not self._over:
+            self._searched = True
             self._wait(self._find_queue().addCallback(self._found))
         if self._over:
             return b"", True

@@ -185,12 +185,20 @@ class Session:
         self._outbox.add(
             Polling(
                 run.correlation_ids,
+                self._joined(subscription),
                 lambda: Deferred.fromCoroutine(self._queue_of(subscription)),
                 self._outbox.run,
                 self._factory.clock,
                 self.long_poll_secs,
             )
         )
+
+    def _joined(self, subscription: Subscription) -> Queue | None:
+        """The queue, if this connection has used it before and it is still good."""
+        queue = self.queues.get(subscription.id)
+        if queue is None or queue.reader.consumer.error is not None:
+            return None
+        return queue
 
     async def _queue_of(self, subscription: Subscription) -> Queue | None:
         try:

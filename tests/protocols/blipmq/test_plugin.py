@@ -125,6 +125,12 @@ class SettingTests(PluginTestCase):
             error = self.assertRaises(ConfigError, self.building, **{name: value})
             self.assertIn(f"blipmq.{name.replace('_', '-')}", str(error))
 
+    def test_a_long_poll_must_end_before_the_connection_counts_as_idle(self) -> None:
+        building = self.building(long_poll_ms=60_000, idle_timeout_secs=60)
+        error = self.failureResultOf(building, ConfigError).value
+        self.assertIn("blipmq.long-poll-ms", str(error))
+        self.factory(long_poll_ms=60_000, idle_timeout_secs=0)
+
 
 class RestartTests(PluginTestCase):
     def test_subscriptions_are_found_again_with_owner_qos_and_tags(self) -> None:

@@ -319,6 +319,14 @@ class RedeliveryTests(SynchronousTestCase):
         self.server.clock.advance(1)
         self.assertEqual(other.poll(self.sub_id, 1), [(1, 2, b"b")])
 
+    def test_connections_that_poll_one_subscription_share_its_messages(self) -> None:
+        other = self.server.client()
+        self.assertEqual(self.peer.poll(self.sub_id), [(1, 1, b"a")])
+        self.assertEqual(other.poll(self.sub_id, 2), [(1, 2, b"b"), (1, 3, b"c")])
+        self.assertEqual(self.peer.poll(self.sub_id, 5), [(1, 4, b"d")])
+        other.disconnect()
+        self.assertEqual(self.peer.poll(self.sub_id, 5), [(1, 2, b"b"), (1, 3, b"c")])
+
     def test_a_message_given_up_goes_to_the_dead_letter_topic_which_can_be_read(self) -> None:
         server = Server(ack_timeout_ms=1000, deliveries_max=2, dead_letter_topic="dead")
         peer = server.client()
