@@ -121,9 +121,11 @@ class BrokerProcess:
                 os.kill(self.pid, signal.SIGKILL)
             self._gone(STOP_SECS)
 
-    def stop(self, timeout_secs: float = STOP_SECS) -> int | None:
-        """SIGTERM, and its exit code (None if a nursery started it)."""
-        os.kill(self.pid, signal.SIGTERM)
+    def stop(
+        self, timeout_secs: float = STOP_SECS, number: int = signal.SIGTERM
+    ) -> int | None:
+        """SIGTERM (or another signal), and its exit code (None if a nursery started it)."""
+        os.kill(self.pid, number)
         return self._gone(timeout_secs)
 
     def wait(self, timeout_secs: float = STOP_SECS) -> int | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import select
+import signal
 import socket
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker import __version__
+from tests.integration.dialects import FiggPublisher, FiggReader
 from tests.integration.process import BrokerProcess
 
 FIGG = "--figg=tcp:0:interface=127.0.0.1"
@@ -54,3 +58,28 @@ class ProcessTests(SynchronousTestCase):
         self.broker.launch("--fsync=sometimes")
         self.assertNotIn(self.broker.wait(), (0, None))
         self.assertIn("multibroker: --fsync: ", self.broker.log)
+
+    def test_an_interrupt_is_an_orderly_stop_too(self) -> None:
+        self.broker.start()
+        self.assertEqual(self.broker.stop(number=signal.SIGINT), 0)
+        self.assertIn("] stopped", self.broker.log)
+
+    def test_a_stop_under_load_keeps_what_was_acknowledged_and_is_a_success(self) -> None:
+        self.broker.start()
+        publisher = FiggPublisher(self.broker.ports["figg"], b"t", b"p", random.Random(5))
+        while publisher.acked < 1000:
+            writing = [publisher.socket] if publisher.wants_to_write() else []
+            readable, writable, _ = select.select([publisher.socket], writing, [], 30)
+            if writable:
+                publisher.write_some()
+            if readable:
+                self.assertTrue(publisher.read_some())
+        self.assertEqual(self.broker.stop(), 0)
+        publisher.drain()
+        self.broker.start()
+        reader = FiggReader(self.broker.ports["figg"])
+        self.addCleanup(reader.close)
+        found = [payload for _, payload in reader.read(b"t", 0, b"mark")][:-1]
+        self.assertEqual(found, [publisher.payload(number) for number in range(len(found))])
+        self.assertTrue(publisher.acked <= len(found) <= publisher.sent)
+        self.assertNotIn("torn", self.broker.log)
