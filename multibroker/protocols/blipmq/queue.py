@@ -40,7 +40,7 @@ class Queue:
     def __init__(self, subscription: Subscription, reader: Reader, stats: WireStats) -> None:
         self.subscription = subscription
         self.reader = reader
-        self._stats = stats
+        self.stats = stats
 
     def deliver(self, poll_ids: Sequence[int], size_bytes: int) -> tuple[bytes, int]:
         """PUBLISH frames for as many of the POLLs as possible now, and how many that are."""
@@ -54,7 +54,7 @@ class Queue:
             data = self._encode(rows, poll_ids)
             if not rows:
                 return self.deliver(poll_ids, size_bytes)
-        self._stats.messages_out += len(rows)
+        self.stats.messages_out += len(rows)
         return data, len(rows)
 
     def _encode(self, rows: list[Delivery], poll_ids: Sequence[int]) -> bytes:
@@ -89,7 +89,7 @@ class Queue:
         limit = payload_bytes_max(self.subscription.topic)
         oversized = [row for row in rows if len(row.payload) > limit]
         self.reader.ack([row.seq for row in oversized])
-        self._stats.errors["OversizedDelivery"] += len(oversized)
+        self.stats.errors["OversizedDelivery"] += len(oversized)
         for row in oversized:
             self.log.warn(
                 "blipmq: message {seq} of {topic!r} has {size} bytes and fits no frame: skipped",
@@ -123,7 +123,9 @@ class Polling:
         self._searched = queue is not None
         self._wake = wake
         self._clock = clock
-        self._until = clock.seconds() + wait_secs
+        self._since = clock.seconds()
+        self._until = self._since + wait_secs
+        self._delivered = False
         self._hurried = not wait_secs
         self._waiting: Deferred[Any] | None = None
         self._timer: IDelayedCall | None = None
@@ -152,9 +154,12 @@ class Polling:
             parts.append(data)
             size_bytes -= len(data)
             self._poll_ids = self._poll_ids[count:]
+            self._delivered = True
         done = not self._poll_ids or size_bytes > 0 and not self._is_worth_waiting(queue)
         if done:
             self.cancel()
+            if self._delivered:
+                queue.stats.fetch_us.add(int((self._clock.seconds() - self._since) * 1e6))
         return b"".join(parts), done
 
     def _is_worth_waiting(self, queue: Queue) -> bool:

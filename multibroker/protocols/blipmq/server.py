@@ -166,7 +166,9 @@ class BlipmqProtocol(WireProtocol):
             self._decoder.kept_bytes_max = FRAME_BYTES_MAX + 4
             self.first_frame_received()
             return
-        self.stats.errors["Unauthenticated"] += sum(isinstance(a, Nack) for a in answers)
+        refused = sum(isinstance(answer, Nack) for answer in answers)
+        if refused:
+            self.stats.errors["Unauthenticated"] += refused
         if self._handshake.failures >= self.factory.auth_failures_max:
             self._finish(WireError("too many failed attempts to authenticate"))
 

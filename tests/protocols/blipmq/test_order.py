@@ -252,6 +252,14 @@ class LongPollTests(SynchronousTestCase):
         self.server.clock.advance(10)
         self.assertEqual(self.peer.heard(), [])
 
+    def test_the_time_until_a_poll_is_answered_is_measured(self) -> None:
+        self.peer.send(Polls(self.sub_id, [1]))
+        self.server.clock.advance(0.25)
+        result_of(self.server.broker.publish(b"t", batch(b"a")))
+        measured = self.server.factory.stats.fetch_us
+        self.assertEqual(measured.count, 1)
+        self.assertAlmostEqual(measured.total, 250_000, delta=10)
+
     def test_it_ends_in_silence_at_its_time_limit(self) -> None:
         self.peer.send(Polls(self.sub_id, [1]), Ping(2))
         self.server.clock.advance(4.9)
