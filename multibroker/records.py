@@ -94,7 +94,12 @@ class Chunk:
     _encoded: dict[Callable[[Chunk], bytes], bytes] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.data)
+        return self.size_bytes > 0
+
+    @property
+    def size_bytes(self) -> int:
+        """`len(data)`, which may be known without having it in one piece."""
+        return len(self.data)
 
     @property
     def records(self) -> Records:

@@ -248,7 +248,7 @@ class Broker:
             return
         stats = topic.stats
         stats.messages_in += chunk.next_seq - chunk.first_seq
-        stats.bytes_in += len(chunk.data)
+        stats.bytes_in += chunk.size_bytes
         topic.partitions[chunk.partition].appended(chunk)
 
     def trimmed(self, topic: bytes, partition: int, first_seq: int) -> None:
@@ -262,5 +262,5 @@ class Broker:
 
 def _count_out(chunk: Chunk, topic: Topic) -> Chunk:
     topic.stats.messages_out += chunk.next_seq - chunk.first_seq
-    topic.stats.bytes_out += len(chunk.data)
+    topic.stats.bytes_out += chunk.size_bytes
     return chunk

@@ -125,7 +125,7 @@ class Subscription:
         self._cursor = chunk.next_seq - 1
         stats = self._topic.stats
         stats.messages_out += self._cursor - max(after, chunk.first_seq - 1)
-        stats.bytes_out += len(chunk.data)
+        stats.bytes_out += chunk.size_bytes
         try:
             self._receiver.chunk_received(self, chunk, after)
         except Exception as error:
@@ -188,14 +188,14 @@ class Subscription:
 
     def _hold(self, chunk: Chunk) -> None:
         replay = self._replay
-        if replay.held_bytes + len(chunk.data) <= replay.held_bytes_max:
-            replay.held_bytes += len(chunk.data)
+        if replay.held_bytes + chunk.size_bytes <= replay.held_bytes_max:
+            replay.held_bytes += chunk.size_bytes
             self._held = chunk
 
     def _let_go(self) -> Chunk | None:
         held, self._held = self._held, None
         if held is not None:
-            self._replay.held_bytes -= len(held.data)
+            self._replay.held_bytes -= held.size_bytes
         return held
 
     def _read_failed(self, failure: Failure, size_bytes: int) -> None:

@@ -89,7 +89,7 @@ class Partition:
         if self.last < self.first:
             self.first = chunk.first_seq
         self.last = chunk.next_seq - 1
-        self.size_bytes += len(chunk.data)
+        self.size_bytes += chunk.size_bytes
         for watch in list(self.watches):
             if watch.appended is None:
                 continue

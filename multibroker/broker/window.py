@@ -153,7 +153,7 @@ class Window:
 
     def appended(self, chunk: Chunk, wanted: bool) -> None:
         """Keep what was just appended if it comes next; small chunks even if nobody waits."""
-        if self._at_end and (wanted or len(chunk.data) <= self._chunk_bytes):
+        if self._at_end and (wanted or chunk.size_bytes <= self._chunk_bytes):
             self._live = chunk
         self._at_end = False
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from multibroker.broker.broker import Broker
 
 
-def connection_settings(*, first_frame_secs: int, idle_secs: int) -> tuple[Setting, ...]:
+def connection_settings(
+    *, first_frame_secs: int, idle_secs: int, write_buffer_bytes: int = 256 * 1024
+) -> tuple[Setting, ...]:
     """The settings that `WireFactory` reads; every wire puts them among its own."""
     return (
         Setting("connections-max", 10_000, "open connections at once", count(1)),
@@ -44,7 +46,7 @@ def connection_settings(*, first_frame_secs: int, idle_secs: int) -> tuple[Setti
         ),
         Setting(
             "write-buffer-bytes",
-            256 * 1024,
+            write_buffer_bytes,
             "bytes waiting for a slow reader before the connection is held back",
             size(4096),
         ),

@@ -6,7 +6,6 @@ Shared by every storage: what becomes visible must look the same wherever it is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from multibroker.bundle import concatenate, decode_chunk
 from multibroker.errors import SequenceConflict, StorageError
@@ -31,12 +30,46 @@ def place(bundles: Sequence[Bundle], next_seq: int) -> tuple[list[int], int]:
     return firsts, next_seq
 
 
-@dataclass(slots=True)
 class AppendedChunk(Chunk):
-    """A chunk that has not been on disk alone: its bundles may still know their messages."""
+    """A chunk that has not been on disk alone: its bundles may still know their messages.
 
-    firsts: Sequence[int] = ()
-    bundles: Sequence[Bundle] = ()
+    Most are only counted, so their bytes are put together when somebody asks for them.
+    """
+
+    __slots__ = ("firsts", "bundles", "_size_bytes", "_joined")
+
+    def __init__(
+        self,
+        topic: bytes,
+        partition: int,
+        firsts: Sequence[int],
+        bundles: Sequence[Bundle],
+        next_seq: int,
+    ) -> None:
+        self.firsts = firsts
+        self.bundles = bundles
+        self._joined: bytes | None = None
+        if len(bundles) == 1:
+            self._joined = bundles[0].framed
+            self._size_bytes = len(self._joined)
+        else:
+            self._size_bytes = sum([len(bundle.framed) for bundle in bundles])
+        headers = [(f, b.headers) for f, b in zip(firsts, bundles) if b.headers]
+        super().__init__(topic, partition, firsts[0], next_seq, b"", headers)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def data(self) -> bytes:
+        if self._joined is None:
+            self._joined = b"".join([bundle.framed for bundle in self.bundles])
+        return self._joined
+
+    @data.setter
+    def data(self, _: bytes) -> None:
+        """Chunk wants to set it; here it comes from the bundles."""
 
     @property
     def records(self) -> Records:
@@ -61,11 +94,4 @@ def _columns(first: int, bundle: Bundle) -> Records:
 def appended_chunk(
     topic: bytes, partition: int, firsts: Sequence[int], bundles: Sequence[Bundle], next_seq: int
 ) -> AppendedChunk:
-    if len(bundles) == 1:
-        data = bundles[0].framed
-    else:
-        data = b"".join([bundle.framed for bundle in bundles])
-    headers = [(f, b.headers) for f, b in zip(firsts, bundles) if b.headers]
-    return AppendedChunk(
-        topic, partition, firsts[0], next_seq, data, headers, firsts=firsts, bundles=bundles
-    )
+    return AppendedChunk(topic, partition, firsts, bundles, next_seq)

@@ -133,10 +133,10 @@ class Fetches:
             self._queue.append(lambda: self._finish(wait.plan))
             self._next()
             return
-        if spot is not None and chunk is not None and spot.captured == len(chunk.data):
+        if spot is not None and chunk is not None and spot.captured == chunk.size_bytes:
             spot.answer = spot.filled(chunk)
             spot.topic.stats.messages_out += chunk.next_seq - chunk.first_seq
-            spot.topic.stats.bytes_out += len(chunk.data)
+            spot.topic.stats.bytes_out += chunk.size_bytes
         self._enqueue(lambda: self._finish(wait.plan))
 
     def _finish(self, plan: Plan) -> Deferred[None]:
@@ -219,8 +219,8 @@ class _Wait:
     def _appended(self, spot: Spot, chunk: Chunk) -> None:
         if not spot.captured:
             spot.seq = chunk.first_seq
-        spot.captured += len(chunk.data)
-        self._captured += len(chunk.data)
+        spot.captured += chunk.size_bytes
+        self._captured += chunk.size_bytes
         if self._captured >= self._bytes_min:
             self.cancel()
             self._fetches.woken(self, spot, chunk)

@@ -17,7 +17,8 @@ from multibroker.protocols.wire import connection_settings
 from multibroker.services import Services
 
 SETTINGS = (
-    *connection_settings(first_frame_secs=16, idle_secs=0),
+    # Its frames are large, in both directions: more is read and written at a time.
+    *connection_settings(first_frame_secs=16, idle_secs=0, write_buffer_bytes=2**20),
     Setting(
         "frame-bytes-max",
         FRAME_BYTES_MAX,
