@@ -77,6 +77,9 @@ class TankProtocol(WireProtocol):
             factory.waiters_max,
             factory.frame_bytes_max,
         )
+        if hasattr(self.transport, "SEND_LIMIT"):
+            # Twisted gives the kernel 128 KiB per turn; a fetch answer has many of those.
+            self.transport.SEND_LIMIT = factory.write_buffer_bytes
         # In one piece: the Java client wants at least four bytes in its first read (facts, 6).
         self.write(PING_FRAME)
         self._arm_heartbeat(factory.heartbeat_secs)
