@@ -24,7 +24,7 @@ from bench.table import Row
 
 ROOT = Path(__file__).parent.parent
 MESSAGES, MESSAGE_BYTES = 1_000, 100
-APPENDS, REPEATS = 1_000, 5
+APPENDS, REPEATS, REPLAYS = 1_000, 5, 20
 PUBLISHERS, PUBLISHES = 64, 20
 TOPICS = 1_000
 PIECE_BYTES = 1 << 20
@@ -173,12 +173,12 @@ async def _publish(reactor: Any, storage: Any) -> int:
 
 async def _replay(reactor: Any, directory: str, read_bytes: int) -> dict[str, float]:
     storage = await _storage(reactor, f"{directory}/data", "never")
-    for n in range(2 * APPENDS):
+    for n in range(APPENDS):
         storage.append(b"t", 0, [_CACHED[n % 8]])
     best = {"measured": 0.0, "reference": 0.0}
     path = f"{directory}/data/topics/t/0/{1:020d}.log"
     size = os.path.getsize(path)
-    for _ in range(REPEATS):
+    for _ in range(REPLAYS):
         file = os.open(path, os.O_RDONLY)
         started = time.perf_counter()
         for position in range(0, size, PIECE_BYTES):

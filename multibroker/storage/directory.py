@@ -19,6 +19,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -92,12 +93,18 @@ def read_topic(path: str) -> StoredTopic:
     known = set(known_keys())
     settings = "\n".join(f"{k}={v}" for k, v in fields.items() if k in known)
     try:
-        config = TopicConfig().changed(parse_pairs(settings))
+        config = _parse_config(settings)
         partitions = int(fields["partitions"])
         name = unquote_to_bytes(fields["name"])
     except (ConfigError, KeyError, ValueError) as error:
         raise StorageError(f"{path}/topic: {error}") from error
     return StoredTopic(name, fields["id"], partitions, config, path)
+
+
+@lru_cache(64)
+def _parse_config(settings: str) -> TopicConfig:
+    """Thousands of topics share few configurations."""
+    return TopicConfig().changed(parse_pairs(settings))
 
 
 def topic_paths(root: str) -> list[str]:
@@ -120,6 +127,8 @@ class DataDirectory:
         self._serial = 0
         self.machine_restarted = False
         """Whether the machine went down under the last broker (or may have)."""
+        self.clean = False
+        """Whether the last broker said that everything is synced."""
 
     def open(self) -> None:
         """Make the directory if need be, lock it, and sweep up interrupted work."""
@@ -146,6 +155,7 @@ class DataDirectory:
         before = self.disk.read(lock, 4096, 0).split()
         boot = _boot_id()
         self.machine_restarted = len(before) == 2 and before[1] != boot
+        self.clean = not before
         self.disk.truncate(lock, 0)
         self.disk.write_at(lock, b"%d %s\n" % (os.getpid(), boot), 0)
         self._lock = lock

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from multibroker.errors import (
 )
 from multibroker.interfaces import IStorage, IStorageListener
 from multibroker.records import Bundle, Chunk, TopicDescription
-from multibroker.storage.commit import GroupCommit
+from multibroker.storage.commit import SYNC_THREADS, GroupCommit
 from multibroker.storage.compactor import Compactor
 from multibroker.storage.directory import DataDirectory, StoredTopic, read_topic, topic_paths
 from multibroker.storage.disk import Disk, FileCache
@@ -148,6 +149,10 @@ class LocalStorage:
                 (p.topic.stored.id, p.log.number): p.log for p in self._partitions.values()
             }
             report.units_redone = self._journal.redo(logs, self._now_ms())
+            if not self._directory.clean:
+                # What a killed broker had written but not synced is about to become visible.
+                for log in logs.values():
+                    log.doubt()
             self._sync_now()
         except OSError as error:
             self._directory.close()
@@ -177,15 +182,17 @@ class LocalStorage:
 
     def _sync_now(self) -> None:
         """Bring everything to the disk: indexes, logs, directories. OSError."""
+        paths: list[str] = []
+        parents: set[str] = set()
         for partition in self._partitions.values():
             log = partition.log
             log.flush_index()
             unsynced = log.take_unsynced()
-            for path in unsynced.files:
-                self._disk.sync_path(path)
-            for directory in unsynced.directories:
-                self._disk.sync_directory(directory)
+            paths += unsynced.files
+            parents |= unsynced.directories
             log.durable = log.mark()
+        _in_parallel(self._disk.sync_path, paths)
+        _in_parallel(self._disk.sync_directory, list(parents))
 
     def close(self) -> Deferred[None]:
         if self._closing is None:
@@ -391,6 +398,18 @@ class LocalStorage:
     def partitions(self) -> Iterator[Partition]:
         """Everything that is open, for upkeep and inspection."""
         return iter(self._partitions.values())
+
+
+def _in_parallel(call: Callable[[str], None], paths: Sequence[str]) -> None:
+    """Syncs overlap; each thread takes its share of the paths."""
+
+    def work(start: int) -> None:
+        for path in paths[start::SYNC_THREADS]:
+            call(path)
+
+    if paths:
+        with ThreadPoolExecutor(SYNC_THREADS) as pool:
+            list(pool.map(work, range(SYNC_THREADS)))
 
 
 async def _nothing() -> None:

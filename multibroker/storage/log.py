@@ -196,6 +196,13 @@ class PartitionLog:
         """Put all index entries into the file; OSError leaves them for the next time."""
         self.active.flush_index()
 
+    def doubt(self) -> None:
+        """Nobody knows what of the newest segment was synced: it is to be done again."""
+        if self.active.size:
+            for suffix in (LOG, INDEX, HEADERS):
+                self.unsynced.files[self.active.stem + suffix] = None
+            self.unsynced.directories.add(self.directory)
+
     def take_unsynced(self) -> Unsynced:
         """What to sync, after `flush_index`."""
         if self.unsynced.files:

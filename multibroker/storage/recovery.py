@@ -151,5 +151,5 @@ def rebuild(
     if not os.path.exists(index_path) or read_whole(disk, index_path) != raw:
         report.indexes_rebuilt += 1
         report.notes.append(f"{index_path}: rebuilt, {len(entries)} entries")
-        disk.replace_file(index_path, raw)
+        disk.replace_file(index_path, raw, sync=False)
     return raw
