@@ -10,7 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
-from bench.peers import broker, connect, drain, echo, exchange, free_port, pump, sink, writer
+from bench.peers import (
+    Transfer,
+    broker,
+    connect,
+    drain,
+    echo,
+    exchange,
+    free_port,
+    pump,
+    sink,
+    writer,
+)
 from bench.table import Row
 from multibroker import bundle
 from multibroker.protocols.tank.codec import PING_FRAME, encode_request
@@ -116,6 +127,11 @@ def echo_latencies(port: int) -> list[float]:
     return found[WARM_UP:]
 
 
+def best(transfers: Sequence[Transfer]) -> Transfer:
+    """What others on the machine disturbed least."""
+    return min(transfers, key=lambda transfer: transfer.secs)
+
+
 def percentiles(latencies: Sequence[float]) -> str:
     ordered = sorted(latencies)
     p50, p99 = (ordered[int(len(ordered) * p)] * 1e6 for p in (0.50, 0.99))
@@ -132,12 +148,17 @@ def publish_rows(port: int, batch: Bundle, single: Bundle) -> Iterator[Row]:
     with sink() as sink_port:
         pump(sink_port, piece, 10)
         references = [
-            pump(sink_port, piece, BATCHES // PIECE).bytes_per_sec,
-            pump(sink_port, stream, 4).bytes_per_sec,
+            best([pump(sink_port, piece, BATCHES // PIECE) for _ in range(2)]).bytes_per_sec,
+            best([pump(sink_port, stream, 4) for _ in range(2)]).bytes_per_sec,
         ]
     connection = open_connection(port)
     create(connection, b"batches", b"singles")
-    moved, _ = exchange(connection, repeat(piece, BATCHES // PIECE), BATCHES * ACK_BYTES)
+    moved = best(
+        [
+            exchange(connection, repeat(piece, BATCHES // PIECE), BATCHES * ACK_BYTES)[0]
+            for _ in range(2)
+        ]
+    )
     yield Row(
         "tank: publish bundles of 1,000 x 100 bytes",
         f"{megabytes(moved.bytes_per_sec)}, "
@@ -146,7 +167,7 @@ def publish_rows(port: int, batch: Bundle, single: Bundle) -> Iterator[Row]:
         moved.bytes_per_sec / references[0],
         0.3,
     )
-    moved, _ = exchange(connection, stream, SINGLES * ACK_BYTES)
+    moved = best([exchange(connection, stream, SINGLES * ACK_BYTES)[0] for _ in range(2)])
     requests = SINGLES / moved.secs
     yield Row(
         "tank: publish single messages, pipelined",
@@ -170,11 +191,12 @@ def fetch_row(port: int, batch: Bundle) -> Row:
         with open(path, "wb") as file:
             file.write(batch.framed * PIECE)
         with writer(path, BATCHES // PIECE) as writer_port:
-            drain(writer_port)
-            reference = drain(writer_port).received_per_sec
+            reference = best([drain(writer_port) for _ in range(3)]).received_per_sec
     connection = open_connection(port)
-    fetch_all(connection, b"batches", len(batch.framed))
-    total, secs = fetch_all(connection, b"batches", len(batch.framed))
+    total, secs = min(
+        (fetch_all(connection, b"batches", len(batch.framed)) for _ in range(3)),
+        key=lambda found: found[1],
+    )
     connection.close()
     return Row(
         "tank: fetch the whole log back",

@@ -54,13 +54,14 @@ class Peer:
         return head + self._take(int.from_bytes(head[1:], "little")) if head else b""
 
     def _take(self, size: int) -> bytes:
-        while len(self._unread) < size:
-            data = self.socket.recv(1 << 16)
+        taken = bytearray(self._unread[:size])
+        self._unread = self._unread[size:]
+        while len(taken) < size:
+            data = self.socket.recv(min(size - len(taken), 1 << 20))
             if not data:
                 return b""
-            self._unread += data
-        taken, self._unread = self._unread[:size], self._unread[size:]
-        return taken
+            taken += data
+        return bytes(taken)
 
     def quiet(self) -> bool:
         self.socket.settimeout(QUIET_SECS)
@@ -204,6 +205,33 @@ class TankProcessTests(SynchronousTestCase):
         made = bundle.encode([b"wake"], TIME_MS)
         self.assertEqual(b"\0", other.publish(made))
         self.assertTrue(peer.frame().endswith(made.framed))
+
+    def resident_bytes(self) -> int:
+        for line in Path(f"/proc/{self.broker.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmRSS")
+
+    def test_a_client_that_asks_for_everything_and_reads_nothing_costs_one_answer(self) -> None:
+        peer = self.start("--fsync=never")
+        peer.ask(CreateTopic(1, b"t", 1))
+        made = bundle.encode([os.urandom(1000)] * 1000, TIME_MS)
+        for _ in range(20):
+            peer.publish(made)
+        peer.fetch(1)
+        before = self.resident_bytes()
+        places = [FetchTopic(b"t", [FetchPartition(0, 1, 8 << 20)])]
+        fetches = 40
+        greedy = self.connect()
+        greedy.frame()
+        greedy.send(b"".join(encode_request(Consume(i, places)) for i in range(fetches)))
+        for _ in range(20):  # it has had all the time to answer, and serves others meanwhile
+            peer.fetch(1)
+        self.assertLess(self.resident_bytes() - before, 64 << 20)
+        for number in range(fetches):
+            frame = greedy.frame()
+            self.assertEqual(number, int.from_bytes(frame[9:13], "little"))
+            self.assertGreater(len(frame), 7 << 20)
 
     def publish_keys(self, peer: Peer, newest: dict[bytes, tuple[int, bytes]], start: int) -> int:
         """200 messages of 20 keys from sequence number `start` on; all are acknowledged."""
