@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import ssl
@@ -162,6 +163,28 @@ class RestartTests(BlipmqTestCase):
         peer.socket.sendall(batch)
         self.assertEqual(self.broker.stop(), 0)
         self.assertEqual(peer.socket.recv(100), b"")
+
+
+class FailingStoreTests(BlipmqTestCase):
+    def limit_files(self, size_bytes: int) -> None:
+        """No file of the broker may grow beyond this: its writes fail as on a full disk."""
+        _, hard = resource.prlimit(self.broker.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.broker.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+    def test_a_store_that_fails_is_500_for_each_message_and_works_again_later(self) -> None:
+        peer = self.peer()
+        subscription_id = peer.subscribe(b"t")
+        peer.publish(b"t", b"before")
+        self.limit_files(4096)
+        answers = peer.ask(Publishes(b"t", 1, [5, 6], [bytes(5000), bytes(5000)]))
+        for answer, number in zip(answers, (5, 6), strict=True):
+            assert isinstance(answer, Nack)
+            self.assertEqual((answer.correlation_id, answer.code), (number, 500))
+            self.assertTrue(answer.text.startswith("durable publish failed: "), answer.text)
+        self.limit_files(resource.RLIM_INFINITY)
+        peer.publish(b"t", b"after")
+        payloads = [payload for _, payload in peer.poll_until(subscription_id, 2)]
+        self.assertEqual(payloads, [b"before", b"after"])
 
 
 class KeysTests(BlipmqTestCase):

@@ -78,6 +78,22 @@ class PublishTests(ClientTestCase):
         self.wait(flushed)
         self.assertEqual(self.published(b"t"), [b"a", b"b", b"c"])
 
+    def test_a_flush_that_a_break_interrupts_ends_when_everything_is_stored_after_all(self) -> None:
+        self.client.publish(b"t", b"a")
+        flushed = self.client.flush()
+        self.network.cut()
+        self.assertNoResult(flushed)
+        self.network.advance(1)
+        self.wait(flushed)
+        self.assertEqual(self.published(b"t"), [b"a"])
+
+    def test_close_first_confirms_what_was_published(self) -> None:
+        self.client.publish(b"t", b"a")
+        closing = self.client.close()
+        self.assertNoResult(closing)
+        self.wait(closing)
+        self.assertEqual(self.published(b"t"), [b"a"])
+
     def test_flush_tells_what_was_refused_once(self) -> None:
         def full(*_: Any) -> Deferred[int]:
             raise_later: Deferred[int] = Deferred()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
+from multibroker.errors import StorageError
 from multibroker.keys import ApiKey, TopicRules, make_key
 from multibroker.protocols.blipmq.codec import encode, encode_publishes, payload_bytes_max
 from multibroker.protocols.blipmq.messages import (
@@ -271,6 +273,28 @@ class SubscriptionTests(SynchronousTestCase):
         assert isinstance(answer, Nack)
         self.assertEqual(answer.code, 400)
         self.assertIn("limit is 2", answer.text)
+
+    def test_a_subscription_that_cannot_be_stored_is_500_and_is_not_there(self) -> None:
+        def refuse(*_: object) -> Deferred[int]:
+            return fail(StorageError("no space left on device"))
+
+        append = self.server.storage.append
+        self.patch(self.server.storage, "append", refuse)
+        text = "subscribe failed: no space left on device"
+        self.assertEqual(self.peer.say(Subscribe(3, b"t", 1)), [Nack(3, 500, text)])
+        self.assertEqual(len(self.server.factory.subscriptions), 0)
+        self.patch(self.server.storage, "append", append)
+        self.peer.subscribe(b"t")
+
+    def test_a_subscription_made_for_a_connection_that_is_gone_waits_for_the_next(self) -> None:
+        self.server.storage.create_slowly = True
+        self.peer.send(Subscribe(2, b"new", 1))
+        self.peer.disconnect()
+        while self.server.storage.waiting:
+            self.server.storage.answer()
+        [status] = self.server.broker.consumers()
+        self.assertEqual(status.readers, 0)
+        self.assertEqual(len(self.server.factory.subscriptions), 1)
 
     def test_a_deleted_topic_takes_its_subscriptions_with_it(self) -> None:
         subscription_id = self.peer.subscribe(b"t")
