@@ -182,7 +182,7 @@ class Window:
         self.handed = self._read_to
 
     def _use(self, chunk: Chunk) -> None:
-        fresh = chunk.records.after(self._read_to) if chunk else None
+        fresh = chunk.records.after(self._read_to)
         self._read_to = max(self._read_to, chunk.next_seq - 1)
         self._index = 0
         self._fresh = fresh if fresh else None
