@@ -32,6 +32,7 @@ reactor: Any = installed
 ENDPOINTS = (
     "--fujin=quic:0:interface=127.0.0.1",
     "--figg=tcp:0:interface=127.0.0.1",
+    "--shutdown-timeout=2",
 )
 
 
@@ -90,7 +91,7 @@ class FujinCase(TestCase):
         return endpoint
 
     async def client(self) -> FujinClient:
-        client = FujinClient(reactor, self.endpoint(), ClientOptions(close_secs=1))
+        client = FujinClient(reactor, self.endpoint(), ClientOptions(close_secs=0.1))
         await client.connect()
         self.addCleanup(lambda: Deferred.fromCoroutine(client.close()))
         return client
@@ -305,5 +306,7 @@ class TerminalTests(FujinCase):
 
             seen = await deferToThread(figg)
             self.assertEqual(seen[:5], [b"first", b"second", b"third", b"fourth", b"fifth"])
+            # The Figg reader's own mark, which it published to know where to stop.
+            self.assertEqual(await self.command("read", "orders@g", "--count", "1"), "end\n")
 
         return self.within(run())

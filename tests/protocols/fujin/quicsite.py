@@ -21,7 +21,13 @@ OPTIONS = ClientOptions(retry_secs_min=0.1, close_secs=2)
 
 
 class QuicSite:
-    def __init__(self, network: Network | None = None, **changed: Any) -> None:
+    def __init__(
+        self,
+        network: Network | None = None,
+        limits: QuicLimits = QuicLimits(streams_unidirectional_max=0),
+        **changed: Any,
+    ) -> None:
+        self.limits = limits
         self.network = network or Network()
         self.broker = Broker(MemoryStorage(self.network), self.network)
         self.broker.start()
@@ -30,9 +36,8 @@ class QuicSite:
 
     def listen(self) -> None:
         cert, key = certificate()
-        limits = QuicLimits(streams_unidirectional_max=0)
         options = QuicSettings(
-            alpn=("fujin",), certificate=cert, private_key=key, limits=limits
+            alpn=("fujin",), certificate=cert, private_key=key, limits=self.limits
         )
         endpoint = QuicServerEndpoint(self.network, SERVER[1], options, SERVER[0])
         found: list[Any] = []
