@@ -229,10 +229,14 @@ class FiggProtocol(WireProtocol):
             attachment.pause()
 
     def output_resumed(self) -> None:
-        for attachment in tuple(self._attachments.values()):
+        for topic in tuple(self._attachments):
             if self.paused:
                 return
-            attachment.resume()
+            attachment = self._attachments.pop(topic, None)
+            if attachment is not None:
+                # To the back of all, so that one long replay does not always win.
+                self._attachments[topic] = attachment
+                attachment.resume()
 
     # The connection's life.
 

@@ -317,6 +317,29 @@ class SlowReaderTests(SynchronousTestCase):
         peer.server.resumeProducing()
         self.assertEqual(payloads(peer.received()), [b"x"])
 
+    def test_two_replays_on_one_slow_connection_take_turns(self) -> None:
+        site = Site()
+        peer = site.connect()
+        for number in range(6):
+            topic = b"ab"[number % 2 :][:1]
+            peer.send(Publish(topic, [number], [b"x" * 200_000]))
+        peer.server.pauseProducing()
+        peer.send(Attach(b"a", 0), Attach(b"b", 0))
+        write = peer.server.write
+
+        def write_and_fill_the_buffer(data: bytes) -> None:
+            write(data)
+            peer.server.pauseProducing()
+
+        self.patch(peer.server, "write", write_and_fill_the_buffer)
+        topics = []
+        for _ in range(6):
+            peer.server.resumeProducing()
+            site.clock.advance(0)
+            topics += [frame.topic for frame in peer.received() if isinstance(frame, Data)]
+        self.assertEqual(sorted(topics), [b"a"] * 3 + [b"b"] * 3)
+        self.assertEqual(set(topics[:2]), {b"a", b"b"})
+
     def test_a_batch_is_encoded_once_for_all_subscribers(self) -> None:
         site = Site()
         peers = [site.connect() for _ in range(3)]
