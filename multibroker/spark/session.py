@@ -19,7 +19,6 @@ from multibroker.spark.store import HIDDEN, Store
 DEFAULTS = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     # 3.7 ms for a Python task instead of 24.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -98,6 +97,8 @@ def _builder(name: str, master: str | None) -> Any:
     SparkContext._ensure_initialized()
     given = SparkConf()
     builder = SparkSession.builder.appName(name)
+    # Spark's own bar would draw over ours; its launcher switches it on, so it looks "given".
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     if master or not given.contains("spark.master"):
         builder = builder.master(master or "local[*]")
         if not given.contains("spark.pyspark.python"):
