@@ -30,11 +30,12 @@ class FiggServer:
         self.factory = FiggFactory(self.broker, settings(), reactor)
         self.port = 0
 
-    async def start(self) -> None:
+    async def start(self, endpoint: Any = None) -> None:
+        """Listen on `endpoint`, or on a free TCP port."""
         await self.broker.start()
-        endpoint = TCP4ServerEndpoint(self.reactor, 0, backlog=4096, interface=HOST)
+        endpoint = endpoint or TCP4ServerEndpoint(self.reactor, 0, backlog=4096, interface=HOST)
         self._listening = await endpoint.listen(self.factory)
-        self.port = self._listening.getHost().port
+        self.port = getattr(self._listening.getHost(), "port", 0)
 
     async def stop(self) -> None:
         await self._listening.stopListening()
@@ -47,19 +48,23 @@ class FiggTestCase(TestCase):
 
     timeout = 90
 
-    async def server(self) -> FiggServer:
+    async def server(self, endpoint: Any = None) -> FiggServer:
         from twisted.internet import reactor
 
         server = FiggServer(reactor, self.mktemp())
-        await server.start()
+        await server.start(endpoint)
         self.addCleanup(lambda: Deferred.fromCoroutine(server.stop()))
         return server
 
     def client(self, port: int, **options: Any) -> FiggClient:
         from twisted.internet import reactor
 
+        return self.client_of(TCP4ClientEndpoint(reactor, HOST, port), **options)
+
+    def client_of(self, endpoint: Any, **options: Any) -> FiggClient:
+        from twisted.internet import reactor
+
         options = {"backoff": Constant(0.01)} | options
-        endpoint = TCP4ClientEndpoint(reactor, HOST, port)
         client = FiggClient(reactor, endpoint, ClientOptions(**options))
         self.addCleanup(client.close, 0)
         return client

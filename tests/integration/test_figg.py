@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.endpoints import (
+    TCP4ClientEndpoint,
+    clientFromString,
+    serverFromString,
+    wrapClientTLS,
+)
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import Certificate, optionsForClientTLS
 from twisted.internet.threads import deferToThread
 
 from multibroker.protocols.figg.codec import Decoder, encode
 from multibroker.protocols.figg.messages import Ack, Attach, Attached, Data, Ping, Pong, Publish
+from multibroker.protocols.figg.subscriptions import Message
+from multibroker.quic.certificates import development_certificate
 from tests.chaos import ChaosProxy, Faults
 from tests.integration.figg import HOST, FiggServer, FiggTestCase, Numbered, publish_numbers
 
@@ -196,6 +206,51 @@ class RestartTests(FiggTestCase):
             with await deferToThread(talk, second.port, Attach(topic)) as got:
                 self.assertEqual(got.frames, [Attached(topic, 1)])
         self.assertEqual([path.name for path in outside.iterdir()], ["data"])
+
+
+class TransportTests(FiggTestCase):
+    """Replays that are larger than every buffer, over what is not plain TCP."""
+
+    async def exchange(self, server: FiggServer, endpoint: Any) -> None:
+        client = self.client_of(endpoint)
+        await client.connect()
+        for _ in range(4):
+            await client.publish_batch(b"numbers", [bytes(2_000)] * 500)
+        offsets: list[int] = []
+        complete: Deferred[None] = Deferred()
+
+        def receive(message: Message) -> None:
+            offsets.append(message.offset)
+            if message.offset == 2_000:
+                complete.callback(None)
+
+        reader = self.client_of(endpoint)
+        await reader.connect()
+        await reader.subscribe(b"numbers", receive, 0)
+        await complete
+        self.assertEqual(offsets, list(range(1, 2_001)))
+        self.assertEqual(server.factory.stats.errors, {})
+        await client.close()
+        await reader.close()
+
+    async def test_a_unix_socket(self) -> None:
+        from twisted.internet import reactor
+
+        directory = tempfile.mkdtemp()  # the path of a trial directory may be too long
+        self.addCleanup(shutil.rmtree, directory)
+        server = await self.server(serverFromString(reactor, f"unix:{directory}/figg"))
+        await self.exchange(server, clientFromString(reactor, f"unix:{directory}/figg"))
+
+    async def test_tls(self) -> None:
+        from twisted.internet import reactor
+
+        certificate, key = development_certificate(Path(self.mktemp()))
+        listen = f"ssl:0:interface={HOST}:certKey={certificate}:privateKey={key}"
+        server = await self.server(serverFromString(reactor, listen))
+        trusted = Certificate.loadPEM(certificate.read_bytes())
+        options = optionsForClientTLS("localhost", trusted)
+        plain = TCP4ClientEndpoint(reactor, HOST, server.port)
+        await self.exchange(server, wrapClientTLS(options, plain))
 
 
 class Talk:
