@@ -94,7 +94,7 @@ class _Source:
         view = self.view
         raw = view.raw
         if raw is None:
-            raw = load_index(self._disk, view.stem, view.base, view.size, view.after)
+            raw, _ = load_index(self._disk, view.stem, view.base, view.size, view.after)
         return Index(bytes(raw))
 
     def chunks(self) -> Iterator[tuple[IndexEntry, Chunk]]:

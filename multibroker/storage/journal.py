@@ -133,12 +133,19 @@ class Journal:
         try:
             self._disk.append(home.file, [unit], len(unit))
         except OSError:
-            self._disk.truncate(home.file, home.size)
+            self._cut(home)
             raise
         ticket = Ticket(home, home.size)
         home.size += len(unit)
         home.open_units += 1
         return ticket, home.file
+
+    def _cut(self, home: _JournalFile) -> None:
+        """Take back half a unit; if that fails too, nothing may be written behind it."""
+        try:
+            self._disk.truncate(home.file, home.size)
+        except OSError:
+            self._current = None
 
     def _start_file(self) -> _JournalFile:
         self._serial += 1

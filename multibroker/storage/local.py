@@ -40,7 +40,7 @@ from multibroker.storage.limits import StorageLimits
 from multibroker.storage.log import IndexCache, PartitionLog
 from multibroker.storage.partition import Partition, Topic
 from multibroker.storage.recovery import RecoveryReport, recover_partition
-from multibroker.storage.reindex import load_index
+from multibroker.storage.reindex import INDEX, load_index
 from multibroker.storage.segment import Segment
 from multibroker.storage.slices import Slice, fetch
 from multibroker.storage.timesearch import find_time
@@ -343,8 +343,8 @@ class LocalStorage:
 
     def read(self, topic: bytes, partition: int, seq: int, size_bytes: int) -> Deferred[Chunk]:
         try:
-            log = self._partition(topic, partition).log
-            found = log.slice(seq, size_bytes)
+            home = self._partition(topic, partition)
+            found = home.log.slice(seq, size_bytes)
             if found is None:
                 return succeed(Chunk(topic, partition, seq, seq, b""))
             if isinstance(found, Slice) and self._disk.is_warm(
@@ -355,18 +355,14 @@ class LocalStorage:
             return fail(self._counted(error))
         except OSError as error:
             return fail(StorageError(f"{error.filename}: {error.strerror}"))
-        return Deferred.fromCoroutine(self._read_cold(log, seq, size_bytes, found))
+        return Deferred.fromCoroutine(self._read_cold(home, seq, size_bytes))
 
-    async def _read_cold(
-        self, log: PartitionLog, seq: int, size_bytes: int, found: Slice | Segment | None
-    ) -> Chunk:
+    async def _read_cold(self, partition: Partition, seq: int, size_bytes: int) -> Chunk:
+        log = partition.log
         try:
+            found = log.slice(seq, size_bytes)
             while isinstance(found, Segment):
-                size, after = found.covered()
-                raw = await self._in_thread(
-                    load_index, self._disk, found.stem, found.base, size, after
-                )
-                found.install_index(raw)
+                await self._load_index(partition, found)
                 found = log.slice(seq, size_bytes)
             if found is None:
                 return Chunk(log.topic, log.number, seq, seq, b"")
@@ -375,6 +371,29 @@ class LocalStorage:
             raise StorageError(f"{error.filename}: {error.strerror}") from error
         except CorruptRange as error:
             raise self._counted(error) from None
+
+    async def _load_index(self, partition: Partition, segment: Segment) -> None:
+        """Load a closed segment's index, and put it right on disk if it was damaged."""
+        size, after = segment.covered()
+        try:
+            raw, sound = await self._in_thread(
+                load_index, self._disk, segment.stem, segment.base, size, after
+            )
+        except FileNotFoundError:
+            if segment in partition.log.segments:
+                raise
+            return  # retention or compaction was faster; the next look will tell
+        if segment not in partition.log.segments:
+            return
+        segment.install_index(raw)
+        if not sound and not partition.busy:
+            self.log.warn("{path}: damaged, made again", path=segment.stem + INDEX)
+            self.stats.errors["index"] += 1
+            partition.busy = True  # neither retention nor compaction may replace it meanwhile
+            try:
+                await self._in_thread(self._disk.replace_file, segment.stem + INDEX, raw)
+            finally:
+                partition.busy = False
 
     def _counted(self, error: MultibrokerError) -> MultibrokerError:
         if isinstance(error, CorruptRange):
@@ -387,11 +406,17 @@ class LocalStorage:
 
     async def _find_time(self, topic: bytes, partition: int, timestamp_ms: int) -> int:
         log = self._partition(topic, partition).log
-        views = [segment.view() for segment in log.segments]
         try:
-            return await self._in_thread(
-                find_time, self._disk, views, timestamp_ms, log.visible_seq
-            )
+            while True:
+                segments = list(log.segments)
+                views = [segment.view() for segment in segments]
+                try:
+                    return await self._in_thread(
+                        find_time, self._disk, views, timestamp_ms, log.visible_seq
+                    )
+                except FileNotFoundError:
+                    if segments == log.segments:
+                        raise
         except OSError as error:
             raise StorageError(f"{error.filename}: {error.strerror}") from error
 

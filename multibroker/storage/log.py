@@ -225,15 +225,15 @@ class PartitionLog:
     def back_to(self, mark: Mark) -> None:
         """Take back all appends since the mark. OSError: the files follow at the next append."""
         self.next_seq = mark.next_seq
-        while len(self.segments) > 1 and self.segments[-1].base > mark.base:
+        while self.segments and self.segments[-1].base > mark.base:
             self._drop(self.segments.pop())
-        if self.active.base != mark.base:  # it was empty and has been renamed
-            self._drop(self.active)
-            self.segments[-1] = Segment(self._files, self.directory, mark.base)
-            if mark.base > 1:
-                self.active.log_file(create=True)
-        else:
+        if self.segments and self.active.base == mark.base:
             self.active.back_to(mark)
+            return
+        # The marked segment was empty, and has been renamed for numbers that are not used now.
+        self.segments.append(Segment(self._files, self.directory, mark.base))
+        if mark.base > 1:
+            self._make_files(self.active)
 
     def _drop(self, segment: Segment) -> None:
         self._indexes.drop(segment)

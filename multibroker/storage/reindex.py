@@ -21,18 +21,16 @@ WINDOW_BYTES = 1 << 20
 REBUILT_ENTRY_BYTES = 64 << 10
 
 
-def load_index(disk: Disk, stem: str, base: int, size: int, after: int) -> bytes:
-    """A segment's index, sound in any case: made again in memory and on disk if it was not.
+def load_index(disk: Disk, stem: str, base: int, size: int, after: int) -> tuple[bytes, bool]:
+    """A segment's index, made again in memory if it was damaged, and whether it was sound.
 
     `size` is how many bytes of the log it covers, `after` the sequence number behind them.
     """
-    path = stem + INDEX
-    raw = read_whole(disk, path)
-    if not is_sound(raw, size):
-        entries, _ = reindex(disk, stem, base, size, after)
-        raw = b"".join([entry.pack() for entry in entries])
-        disk.replace_file(path, raw)
-    return raw
+    raw = read_whole(disk, stem + INDEX)
+    if is_sound(raw, size):
+        return raw, True
+    entries, _ = reindex(disk, stem, base, size, after)
+    return b"".join([entry.pack() for entry in entries]), False
 
 
 def read_whole(disk: Disk, path: str) -> bytes:

@@ -181,11 +181,10 @@ class Segment:
             return
         file = self._files.get(self.stem + INDEX, create=True)
         raw = index.unwritten()
-        try:
-            self._files.disk.append(file, [raw], len(raw))
-        except OSError:
-            self._files.disk.truncate(file, index.written)
-            raise
+        disk = self._files.disk
+        if disk.size(file) != index.written:
+            disk.truncate(file, index.written)  # what an earlier failure has left
+        disk.append(file, [raw], len(raw))
         index.written += len(raw)
 
     @property
@@ -197,7 +196,10 @@ class Segment:
         """The index in memory; OSError."""
         if self.index is None:
             size, after = self.covered()
-            self.install_index(load_index(self._files.disk, self.stem, self.base, size, after))
+            raw, sound = load_index(self._files.disk, self.stem, self.base, size, after)
+            if not sound:
+                self._files.disk.replace_file(self.stem + INDEX, raw)
+            self.install_index(raw)
             assert self.index is not None
         return self.index
 

@@ -37,7 +37,9 @@ def find_time(
     for segment in reversed(segments):
         raw = segment.raw
         if raw is None:
-            raw = load_index(disk, segment.stem, segment.base, segment.size, segment.after)
+            raw, _ = load_index(
+                disk, segment.stem, segment.base, segment.size, segment.after
+            )
         count = len(raw) // ENTRY_BYTES
         number = _last_older(column(raw, _NEWEST_MS), timestamp_ms)
         if number + 1 < count:

@@ -115,6 +115,20 @@ class FaultTests(Case):
         self.assertEqual(await self.everything(again), [(1, b"first"), (2, b"a" * 50)])
         self.assertEqual(await self.everything(again, 1), [(1, b"b" * 50)])
 
+    async def test_half_a_journal_unit_that_cannot_be_cut_hides_none_behind_it(self) -> None:
+        storage = await self.running()
+        parts = [(b"t", 0, [batch(b"a")]), (b"t", 1, [batch(b"b")])]
+        self.disk.room = 30
+        self.disk.broken = {"truncate"}
+        await self.assert_fails(storage.append_atomically(parts), StorageError)
+        self.heal()
+        ticket, _ = storage._journal.write([])
+        self.assertNotEqual(storage._journal.paths()[0], ticket.home.file.path)
+        storage._journal.done(ticket)
+        await storage.append_atomically(parts)
+        again = await self.reopened(storage)
+        self.assertEqual(await self.everything(again), [(1, b"first"), (2, b"a")])
+
     async def test_topics_cannot_be_made_on_a_full_disk_and_can_later(self) -> None:
         storage = await self.running()
         self.disk.room = 10
@@ -163,6 +177,22 @@ class SyncFaultTests(Case):
         self.assertEqual(await storage.append(b"t", 0, [batch(b"kept")]), 2)
         again = await self.reopened(storage)
         self.assertEqual(await self.everything(again), [(1, b"first"), (2, b"kept")])
+
+    async def test_a_failed_sync_behind_an_empty_segment_touches_nothing_older(self) -> None:
+        for rolled in (False, True):
+            storage = await self.running()
+            if rolled:
+                partition = storage._partitions[b"t", 0]
+                partition.log.roll(1)
+                partition.log.durable = partition.log.mark()
+            self.disk.broken = {"sync"}
+            failing = storage.append(b"t", 0, [batch(b"lost", seqs=[500])])
+            await self.assert_fails(failing, StorageError)
+            self.heal()
+            self.assertEqual(await self.everything(storage), [(1, b"first")])
+            self.assertEqual(await storage.append(b"t", 0, [batch(b"kept")]), 2)
+            again = await self.reopened(storage)
+            self.assertEqual(await self.everything(again), [(1, b"first"), (2, b"kept")])
 
     async def test_what_was_written_behind_a_failed_sync_fails_as_well(self) -> None:
         storage = await self.running()

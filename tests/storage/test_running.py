@@ -380,6 +380,42 @@ class ReadTests(Case):
         self.assertEqual(storage.stats.errors["corrupt"], 1)
         self.flushLoggedErrors()
 
+    async def test_a_damaged_index_of_a_closed_segment_is_put_right(self) -> None:
+        storage = await self.opened(policy="never")
+        config = TopicConfig(segment_bytes=500, index_interval_bytes=128)
+        await storage.create_topic(b"t", 1, config)
+        for n in range(1, 21):
+            await storage.append(b"t", 0, [batch(b"%0100d" % n)])
+        expected = await self.everything(storage)
+        await storage.close()
+        index = Path(self.path, f"topics/t/0/{1:020d}.index")
+        good = index.read_bytes()
+        index.write_bytes(b"\0" * 72 + good[72:])
+        storage = await self.opened(self.path, policy="never")
+        self.assertEqual(await self.everything(storage), expected)
+        self.assertEqual(storage.stats.errors["index"], 1)
+        await self.until(lambda: len(index.read_bytes()) == len(good))
+        self.assertEqual(index.read_bytes()[72:], good[72:])
+
+    async def test_a_read_that_retention_overtakes_is_out_of_range(self) -> None:
+        storage = await self.opened(policy="never")
+        config = TopicConfig(segment_bytes=500, index_interval_bytes=128)
+        await storage.create_topic(b"t", 1, config)
+        for n in range(1, 21):
+            await storage.append(b"t", 0, [batch(b"%0100d" % n)])
+        (partition,) = storage.partitions()
+        for segment in partition.log.segments[:-1]:
+            segment.forget_index()
+        reading = storage.read(b"t", 0, 1, 100)
+        finding = storage.find_time(b"t", 0, 1)
+        await storage.configure_topic(b"t", TopicConfig(segment_bytes=500, retention_segments=2))
+        try:
+            chunk = await reading
+            self.assertEqual(chunk.first_seq, 1)
+        except SequenceOutOfRange as error:
+            self.assertGreater(error.first, 1)
+        await finding
+
     async def test_a_large_append_of_many_bundles_is_read_from_its_middle(self) -> None:
         storage = await self.opened(policy="never")
         await storage.create_topic(b"t", 1, TopicConfig())
