@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from typing import Any, Callable, Iterable
 
 from aioquic.quic import events
-from aioquic.quic.connection import stream_is_client_initiated, stream_is_unidirectional
 from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import Alert
 from twisted.internet.error import ConnectionDone
@@ -21,10 +20,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from multibroker.quic.core import QuicCore
-from multibroker.quic.errors import QuicConnectionClosed, QuicIdleTimeout, QuicStatelessReset
 from multibroker.quic.interfaces import IQuicFactory, QuicAddress
+from multibroker.quic.reasons import close_reason
 from multibroker.quic.settings import QuicLimits, QuicSettings
 from multibroker.quic.stream import QuicStreamTransport
+from multibroker.quic.streams import Streams
+from multibroker.quic.timers import LazyTimer
 
 Address = tuple[str, int]
 Datagrams = list[tuple[bytes, Address]]
@@ -32,8 +33,6 @@ SendDatagrams = Callable[[Datagrams], None]
 
 # Acknowledge at once when this many datagrams came in one turn: the peer is sending in bulk.
 _BULK_DATAGRAMS = 2
-# Timers fire this much late, so that a sum of floats is never a little before its time.
-_TIMER_SLACK_S = 1e-6
 
 
 class Connection:
@@ -56,7 +55,8 @@ class Connection:
         self.settings = settings
         self.limits: QuicLimits = settings.limits
         self.factory = factory
-        self.streams: dict[int, QuicStreamTransport] = {}
+        self._streams = Streams(self, core, factory)
+        self.streams = self._streams.open
         self.established = False
         self.lost = False
         self.alpn: str | None = None
@@ -72,8 +72,7 @@ class Connection:
         self._turn_due: IDelayedCall | None = None
         self._in_turn = False
         self._forgotten = False
-        self._timer: IDelayedCall | None = None
-        self._timer_at = 0.0
+        self._timer = LazyTimer(clock, self._timer_fired)
         self._handshake_timer: IDelayedCall | None = clock.callLater(
             self.limits.handshake_timeout_s, self._handshake_timed_out
         )
@@ -89,7 +88,7 @@ class Connection:
         stream_id = self.core.get_next_available_stream_id(is_unidirectional=unidirectional)
         # Writing nothing is how aioquic gives out the number.
         self.core.send_stream_data(stream_id, b"")
-        stream = self._add_stream(stream_id, readable=not unidirectional, writable=True)
+        stream = self._streams.add(stream_id, readable=not unidirectional, writable=True)
         stream.start(protocol)
         return stream
 
@@ -138,9 +137,9 @@ class Connection:
 
     def turn(self) -> None:
         """Events to the streams, writes to the core, datagrams to the network."""
-        self._cancel_turn()
         if self._in_turn or self._forgotten:
             return
+        self._cancel_turn()
         self._in_turn = True
         try:
             self._dispatch()
@@ -148,7 +147,7 @@ class Connection:
             if self.core.is_close_pending:
                 # A protocol closed the connection while it was told something: say so.
                 self._send(self.core.datagrams_to_send(now=self._clock.seconds()))
-                self._arm()
+                self._timer.arm(self.core.get_timer())
         except Exception:
             self._fail()
         finally:
@@ -163,7 +162,7 @@ class Connection:
     def forget(self) -> None:
         """The network is gone: drop everything that would still happen."""
         self._forgotten = True
-        self._cancel_timer()
+        self._timer.cancel()
         self._cancel_handshake_timer()
         self._cancel_turn()
 
@@ -220,74 +219,28 @@ class Connection:
                 waiting.append(event.data)
                 if event.end_stream:
                     del chunks[event.stream_id]
-                    self._stream_data(event.stream_id, b"".join(waiting), True)
+                    self._streams.received(event.stream_id, b"".join(waiting), True)
                 continue
             if isinstance(event, (events.StreamReset, events.StopSendingReceived)):
-                self._stream_data(event.stream_id, b"".join(chunks.pop(event.stream_id, ())), False)
+                before = b"".join(chunks.pop(event.stream_id, ()))
+                self._streams.received(event.stream_id, before, False)
             self._on_event(event)
         for stream_id, waiting in chunks.items():
-            self._stream_data(stream_id, waiting[0] if len(waiting) == 1 else b"".join(waiting),
-                              False)
+            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            self._streams.received(stream_id, data, False)
 
     def _on_event(self, event: events.QuicEvent) -> None:
         match event:
             case events.HandshakeCompleted():
                 self._handshake_completed(event)
             case events.StreamReset():
-                self._stream_reset(event.stream_id, event.error_code)
+                self._streams.reset(event.stream_id, event.error_code)
             case events.StopSendingReceived():
-                stream = self.streams.get(event.stream_id)
-                if stream is not None:
-                    stream.stopped_by_peer(event.error_code)
+                self._streams.stopped(event.stream_id, event.error_code)
             case events.ConnectionIdIssued() | events.ConnectionIdRetired():
                 self._on_identity(self, event)
             case _:
                 pass
-
-    def _stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
-        stream = self.streams.get(stream_id)
-        if stream is None and self.core.close_event is None and (data or end):
-            stream = self._accept_stream(stream_id)
-        if stream is None:
-            self.taken(stream_id, len(data))
-        else:
-            stream.received(data, end)
-
-    def _stream_reset(self, stream_id: int, error_code: int) -> None:
-        self.core.forget_received(stream_id)
-        stream = self.streams.get(stream_id)
-        if stream is not None:
-            stream.reset_by_peer(error_code)
-        elif self._is_from_peer(stream_id):
-            self.reset_stream(stream_id, error_code)
-
-    def _accept_stream(self, stream_id: int) -> QuicStreamTransport | None:
-        if not self._is_from_peer(stream_id):
-            return None
-        stream = self._add_stream(
-            stream_id, readable=True, writable=not stream_is_unidirectional(stream_id)
-        )
-        try:
-            protocol = self.factory.buildProtocol(self.peer_address(stream_id))
-        except Exception:
-            self.log.failure("The factory of a QUIC stream failed")
-            protocol = None
-        if protocol is None:
-            stream.abortConnection()
-            return None
-        stream.start(protocol)
-        return stream
-
-    def _is_from_peer(self, stream_id: int) -> bool:
-        is_client: bool = self.core.configuration.is_client
-        return stream_is_client_initiated(stream_id) != is_client
-
-    def _add_stream(
-        self, stream_id: int, *, readable: bool, writable: bool
-    ) -> QuicStreamTransport:
-        stream = QuicStreamTransport(self, stream_id, readable=readable, writable=writable)
-        self.streams[stream_id] = stream
-        return stream
 
     def _handshake_completed(self, event: events.HandshakeCompleted) -> None:
         self._cancel_handshake_timer()
@@ -317,7 +270,7 @@ class Connection:
         datagrams = self.core.datagrams_to_send(now=now)
         if datagrams:
             self._send(datagrams)
-        self._arm()
+        self._timer.arm(self.core.get_timer())
         if self._watched:
             self._settle()
 
@@ -342,29 +295,14 @@ class Connection:
         self._turn_due = None
         self.turn()
 
-    def _arm(self) -> None:
-        due = self.core.get_timer()
-        if due is None:
-            self._cancel_timer()
-            return
-        delay = max(0.0, due - self._clock.seconds()) + _TIMER_SLACK_S
-        if self._timer is None:
-            self._timer = self._clock.callLater(delay, self._timer_fired)
-            self._timer_at = due
-        elif due < self._timer_at:
-            self._timer.reset(delay)
-            self._timer_at = due
-        # A timer that is due later may fire early: that is cheaper than moving it every time.
-
     def _timer_fired(self) -> None:
-        self._timer = None
         now = self._clock.seconds()
         due = self.core.get_timer()
         if due is not None and due <= now:
             self.core.handle_timer(now=now)
             self.turn()
         else:
-            self._arm()
+            self._timer.arm(due)
 
     def _handshake_timed_out(self) -> None:
         self._handshake_timer = None
@@ -384,7 +322,7 @@ class Connection:
         if not self.lost:
             self.lost = True
             self._cancel_handshake_timer()
-            self._lose(self._reason(event))
+            self._lose(close_reason(event, remote=self.core.is_closed_by_peer))
         if self.core.is_terminated:
             self.forget()
             self._on_ended(self)
@@ -410,31 +348,10 @@ class Connection:
     def on_lost(self, reason: Failure) -> None:
         """A place for an endpoint that waits for this connection."""
 
-    def _reason(self, event: events.ConnectionTerminated) -> Failure:
-        if event.reason_phrase == "Idle timeout":
-            return Failure(QuicIdleTimeout("nothing was heard from the peer"))
-        if event.reason_phrase == "Stateless reset":
-            return Failure(QuicStatelessReset("the peer does not know the connection"))
-        if event.error_code == QuicErrorCode.NO_ERROR:
-            return Failure(ConnectionDone())
-        return Failure(
-            QuicConnectionClosed(
-                event.error_code,
-                event.reason_phrase,
-                remote=self.core.is_closed_by_peer,
-                application=event.frame_type is None,
-            )
-        )
-
     def _cancel_turn(self) -> None:
         if self._turn_due is not None:
             self._turn_due.cancel()
             self._turn_due = None
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _cancel_handshake_timer(self) -> None:
         if self._handshake_timer is not None:

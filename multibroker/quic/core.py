@@ -30,6 +30,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
+from multibroker.quic.reasons import STATELESS_RESET
 from multibroker.quic.settings import QuicLimits
 
 RESET_TOKEN_BYTES = 16
@@ -138,7 +139,7 @@ class QuicCore(QuicConnection):
 
     def end_by_stateless_reset(self) -> None:
         self._close_event = events.ConnectionTerminated(
-            error_code=QuicErrorCode.NO_ERROR, frame_type=None, reason_phrase="Stateless reset"
+            error_code=QuicErrorCode.NO_ERROR, frame_type=None, reason_phrase=STATELESS_RESET
         )
         self._close_end()
 
