@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _run(args: argparse.Namespace, reactor: Any) -> int:
     from twisted.internet.endpoints import clientFromString
-    from twisted.internet.error import ConnectError
+    from twisted.internet.error import ConnectError, ConnectionClosed
 
     from multibroker.protocols.tank.client import TankClient
 
@@ -110,9 +110,13 @@ async def _run(args: argparse.Namespace, reactor: Any) -> int:
     client = TankClient(endpoint, reactor, connect_attempts=CONNECT_ATTEMPTS)
     client.start()
     try:
+        await client.connected()
+        client.connect_attempts = None  # it was there, so it is worth waiting for
         return await act(client, args, sys.stdin.buffer, sys.stdout.buffer)
     except ConnectError as error:
         raise MultibrokerError(f"no broker answers at {args.connect}: {error}") from None
+    except ConnectionClosed:
+        raise MultibrokerError("the connection was lost; not all is known to be stored") from None
     finally:
         await client.stop()
 

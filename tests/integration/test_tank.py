@@ -281,6 +281,41 @@ class TankProcessTests(SynchronousTestCase):
         self.assertEqual((0, b""), (done.returncode, done.stderr))
         return done.stdout
 
+    def test_following_goes_on_when_the_broker_is_killed_and_comes_back(self) -> None:
+        with socket.create_server((HOST, 0)) as probe:
+            port = probe.getsockname()[1]
+        self.broker.options = (f"--tank=tcp:{port}:interface={HOST}",)
+        peer = self.start()
+        peer.ask(CreateTopic(1, b"t", 1))
+        following = subprocess.Popen(
+            [sys.executable, "-c", "from multibroker.cli.main import console; console()",
+             "tank", "get", "--connect", f"tcp:{HOST}:{port}", "t"],
+            stdout=subprocess.PIPE, env=environment(),
+        )
+        self.addCleanup(following.wait)
+        self.addCleanup(following.kill)
+        assert following.stdout is not None
+        self.addCleanup(following.stdout.close)
+        peer.publish(bundle.encode([b"before"], TIME_MS))
+        self.assertEqual(b"before\n", following.stdout.readline())
+        self.broker.kill()
+        self.broker.start()
+        peer = self.connect()
+        peer.publish(bundle.encode([b"after"], TIME_MS))
+        self.assertEqual(b"after\n", following.stdout.readline())
+
+    def test_no_broker_is_one_line(self) -> None:
+        with socket.create_server((HOST, 0)) as probe:
+            port = probe.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-c", "from multibroker.cli.main import console; console()",
+             "tank", "status", "--connect", f"tcp:{HOST}:{port}"],
+            capture_output=True, env=environment(), timeout=60,
+        )
+        self.assertEqual(1, done.returncode)
+        self.assertEqual(1, len(done.stderr.splitlines()))
+        self.assertIn(b"no broker answers", done.stderr)
+
     def test_the_command_line(self) -> None:
         self.start()
         self.command("create", "t", "-o", "log.segment.bytes=1mb")

@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from twisted.application.internet import ClientService, backoffPolicy
+from twisted.application.internet import backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionClosed
 from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.task import deferLater
 
 from multibroker import bundle as bundles
 from multibroker.errors import (
@@ -34,7 +33,7 @@ from multibroker.errors import (
     UnknownTopic,
 )
 from multibroker.protocols.tank.batch import Batch, TankRefused, read_batch
-from multibroker.protocols.tank.connection import TankConnection, TankConnectionFactory
+from multibroker.protocols.tank.connection import TankConnection
 from multibroker.protocols.tank.messages import (
     FROM_END,
     FROM_START,
@@ -65,6 +64,7 @@ from multibroker.protocols.tank.messages import (
     TopicsDiscovered,
     TopologyDiscovered,
 )
+from multibroker.protocols.tank.reconnect import Reconnection
 from multibroker.protocols.tank.tail import FETCH_BYTES, Tail
 from multibroker.records import Bundle
 
@@ -80,31 +80,27 @@ class TankClient:
         endpoint: IStreamClientEndpoint,
         clock: Any,
         client_id: bytes = b"multibroker",
-        retry: Callable[[int], float] | None = None,
+        retry: Callable[[int], float] = backoffPolicy(0.144, 8.0, 2.0),
         connect_attempts: int | None = None,
     ) -> None:
-        """`connect_attempts` failures in a row fail what waits; None waits for ever."""
-        self._service = ClientService(
-            endpoint,
-            TankConnectionFactory(),
-            retryPolicy=retry or backoffPolicy(initialDelay=0.144, maxDelay=8.0, factor=2.0),
-            clock=clock,
-        )
-        self._clock = clock
+        """`connect_attempts` failures in a row fail what waits; None waits for ever.
+
+        It may be changed at any time, say once the first connection is there.
+        """
+        self._reconnection = Reconnection(endpoint, clock, retry)
         self._client_id = client_id
-        self._attempts = connect_attempts
+        self.connect_attempts = connect_attempts
 
     def start(self) -> None:
-        self._service.startService()
+        self._reconnection.start()
 
     def stop(self) -> Deferred[None]:
-        """What waits for a connection fails with CancelledError, what waits for an answer too."""
-        stopped: Deferred[None] = self._service.stopService()
-        return stopped
+        """What waits for a connection fails with CancelledError, what waits for an answer with
+        ConnectionClosed."""
+        return self._reconnection.stop()
 
     def connected(self) -> Deferred[TankConnection]:
-        connecting: Deferred[Any] = self._service.whenConnected(failAfterFailures=self._attempts)
-        return connecting
+        return self._reconnection.when_connected(self.connect_attempts)
 
     async def _ask(
         self, build: Callable[[int], Request], expected: type[R], again: bool = True
@@ -114,10 +110,8 @@ class TankClient:
             try:
                 return await connection.ask(build, expected)
             except ConnectionClosed:
-                if not again or not self._service.running:
+                if not again or not self._reconnection.running:
                     raise
-            # Until the next turn the service still believes in the lost connection.
-            await deferLater(self._clock, 0)
 
     # Publishing.
 

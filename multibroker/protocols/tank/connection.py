@@ -28,7 +28,11 @@ class TankConnection(Protocol):
     transport: Any
     pings = 0
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, lost: Callable[[], None] = lambda: None, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
+        """`lost` is called when the connection is gone, before its requests fail."""
+        self._lost_callback = lost
         self._decoder = ResponseDecoder(frame_bytes_max)
         self._waiting: dict[int, tuple[type[Any], Deferred[Any]]] = {}
         self._last_id = 0
@@ -89,6 +93,7 @@ class TankConnection(Protocol):
         if not reason.check(ConnectionClosed):
             reason = Failure(ConnectionLost(str(reason.value)))
         self._lost = reason
+        self._lost_callback()
         waiting, self._waiting = self._waiting, {}
         for _, answer in waiting.values():
             answer.errback(reason)
@@ -97,10 +102,10 @@ class TankConnection(Protocol):
 class TankConnectionFactory(ClientFactory):
     noisy = False
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self.frame_bytes_max = frame_bytes_max
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        protocol = TankConnection(self.frame_bytes_max)
+        protocol = TankConnection(self._lost)
         protocol.factory = self
         return protocol

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ConnectionClosed, ConnectionRefusedError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.test import iosim
@@ -224,6 +224,54 @@ class ReconnectionTests(ClientCase):
         self.endpoint.up = True
         self.server.clock.advance(1)
         self.get(created)
+
+    def test_requests_made_without_a_connection_keep_their_order(self) -> None:
+        self.get(self.client.create_topic(b"t"))
+        self.endpoint.cut()
+        made = [self.client.publish(b"t", [b"%d" % i]) for i in range(3)]
+        late: list[Deferred[None]] = []
+        # Called back in the middle of the others: still behind them.
+        self.client.connected().addCallback(
+            lambda _: late.append(self.client.publish(b"t", [b"late"]))
+        )
+        made += [self.client.publish(b"t", [b"%d" % i]) for i in range(3, 5)]
+        self.server.clock.advance(1)
+        for one in made + late:
+            self.get(one)
+        batch = self.get(self.client.consume(b"t"))
+        self.assertEqual(
+            [b"0", b"1", b"2", b"late", b"3", b"4"], list(batch.records.payloads)
+        )
+
+    def test_after_so_many_attempts_what_waits_fails(self) -> None:
+        self.endpoint.cut()
+        self.endpoint.up = False
+        patient = self.client.status()
+        self.client.connect_attempts = 2
+        waiting = self.client.status()
+        self.server.clock.advance(1)
+        self.assertNoResult(waiting)
+        self.server.clock.advance(1)
+        self.failureResultOf(waiting, ConnectionRefusedError)
+        self.assertNoResult(patient)
+        self.endpoint.up = True
+        self.server.clock.advance(1)
+        self.get(patient)
+
+    def test_a_wait_for_a_connection_can_be_cancelled(self) -> None:
+        self.endpoint.cut()
+        waiting = self.client.connected()
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+        self.server.clock.advance(1)
+        self.get(self.client.status())
+
+    def test_stopping_without_a_connection_leaves_nothing_behind(self) -> None:
+        self.endpoint.cut()
+        waiting = self.client.status()
+        self.successResultOf(self.client.stop())
+        self.failureResultOf(waiting, CancelledError)
+        self.assertEqual([], self.server.clock.getDelayedCalls())
 
     def test_a_read_is_asked_again_and_a_publish_is_not(self) -> None:
         self.get(self.client.create_topic(b"t"))
