@@ -17,7 +17,13 @@ from multibroker.broker.expiry import Expiry
 from multibroker.broker.positions import Positions, State
 from multibroker.broker.settings import Limits
 from multibroker.broker.topics import Topic, Topics
-from multibroker.errors import BadTopicName, LimitExceeded, UnknownConsumer, UnknownTopic
+from multibroker.errors import (
+    BadTopicName,
+    LimitExceeded,
+    MultibrokerError,
+    UnknownConsumer,
+    UnknownTopic,
+)
 from multibroker.interfaces import IStorage
 
 Identity = tuple[bytes, int, bytes]
@@ -113,9 +119,11 @@ class Consumers:
         metadata: Mapping[str, str],
     ) -> Deferred[Consumer]:
         """The consumer of this name, or a new one; fires when that is stored."""
-        if policy.dead_letter_topic == topic.name:
-            return fail(BadTopicName(topic.name, "cannot be its own dead-letter topic"))
-        part = topic.partition(partition)
+        try:
+            self._check_dead_letters(topic.name, policy.dead_letter_topic)
+            part = topic.partition(partition)
+        except MultibrokerError as error:
+            return fail(error)
         known = None if name is None else self._durable.get((topic.name, partition, name))
         if known is not None:
             expiry_secs, known.policy = known.policy.expiry_secs, policy
@@ -134,6 +142,13 @@ class Consumers:
         return self.stored(consumer).addCallbacks(
             lambda _: consumer, self._not_stored, errbackArgs=(consumer,)
         )
+
+    def _check_dead_letters(self, topic: bytes, dead_letter_topic: bytes | None) -> None:
+        """Say now what would fail again and again later."""
+        if dead_letter_topic == topic:
+            raise BadTopicName(topic, "cannot be its own dead-letter topic")
+        if dead_letter_topic is not None and dead_letter_topic not in self._topics.known:
+            self._topics.check_name(dead_letter_topic)
 
     def _not_stored(self, failure: Failure, consumer: Consumer) -> Failure:
         """It never became durable, so it must not be there after all."""

@@ -455,6 +455,11 @@ class DeadLetterTests(SynchronousTestCase):
         policy = Policy(deliveries_max=1, dead_letter_topic=b"t")
         self.failureResultOf(broker.consumer(b"t", policy=policy), BadTopicName)
 
+    def test_one_that_can_never_be_written_is_refused_at_once(self) -> None:
+        broker, _, _ = make_broker()
+        policy = Policy(deliveries_max=1, dead_letter_topic=b"__dead")
+        self.failureResultOf(broker.consumer(b"t", policy=policy), BadTopicName)
+
 
 class LostMessageTests(SynchronousTestCase):
     def test_one_that_retention_overtakes_goes_on_at_the_oldest(self) -> None:
