@@ -7,6 +7,7 @@ histograms of powers of two, which cost one addition too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 BUCKETS = 32
@@ -60,7 +61,10 @@ class TopicStats:
 
 @dataclass(slots=True)
 class StorageStats:
-    """`refusing` is set while the disk does not take writes, and cleared by one that succeeds."""
+    """`refusing` is set while the disk does not take writes, and cleared by one that succeeds.
+
+    `count_segments` is given by a storage that has segments.
+    """
 
     refusing: bool = False
     appends: int = 0
@@ -70,6 +74,7 @@ class StorageStats:
     segments_removed: int = 0
     bytes_removed: int = 0
     compactions: int = 0
+    count_segments: Callable[[], int] | None = None
 
 
 class Stats:

@@ -73,6 +73,7 @@ class LocalStorage:
         disk: Disk | None = None,
     ) -> None:
         self.stats = stats or StorageStats()
+        self.stats.count_segments = self._count_segments
         self.recovery = RecoveryReport()
         self._path = path
         self._reactor = reactor
@@ -92,6 +93,9 @@ class LocalStorage:
         self._creating: set[bytes] = set()
         self._open = False
         self._closing: Deferred[None] | None = None
+
+    def _count_segments(self) -> int:
+        return sum(len(partition.log.segments) for partition in self._partitions.values())
 
     def _now_ms(self) -> int:
         return int(self._clock.seconds() * 1000)

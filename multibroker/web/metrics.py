@@ -153,8 +153,11 @@ class BrokerCollector(Collector):
         topics = self._broker.topics()
         size = GaugeMetricFamily("multibroker_log_bytes", "Bytes in all segment files.")
         size.add_metric([], sum(part.size_bytes for t in topics for part in t.partitions))
+        segments = GaugeMetricFamily("multibroker_log_segments", "Segment files.")
+        if stats.count_segments is not None:
+            segments.add_metric([], stats.count_segments())
         count_of_topics = GaugeMetricFamily("multibroker_topics", "Topics.", value=len(topics))
-        yield from (errors, sync, batches, size, count_of_topics)
+        yield from (errors, sync, batches, size, segments, count_of_topics)
 
 
 def _add_histogram(
