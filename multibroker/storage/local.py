@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Thread
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -86,6 +87,8 @@ class LocalStorage:
         self._directory = DataDirectory(path, self._disk, policy.kind is not Fsync.NEVER)
         self._journal = Journal(path, self._disk)
         self._pool = ThreadPool(0, THREADS_MAX, "multibroker-storage")
+        # A process that ends without closing us must not wait for idle threads.
+        self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         # Cold reads must not keep a commit waiting.
         self._commit_pool = ThreadPool(0, 1, "multibroker-commit")
         self._topics: dict[bytes, Topic] = {}
