@@ -26,7 +26,7 @@ setup(
     install_requires=[
         "twisted[tls]>=25.5",
         "zope.interface>=6",
-        "aioquic>=1.2",
+        "aioquic>=1.7",
         "cryptography>=43",
         "crcmod>=1.7",
         "cramjam>=2.8",

@@ -173,6 +173,7 @@ class IWire(IPlugin):
     settings = Attribute("""Sequence[multibroker.config.Setting] of this wire.""")
     # Optional attributes:
     #   early = True                      listen before recovery is done (health checks)
+    #   prepare_endpoint(text, data_dir) -> str    completes an endpoint string before it is used
     #   first_message(data_dir) -> str    a command line for newcomers, shown by `make serve`
 
     def factory(services: Services) -> Any:
