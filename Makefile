@@ -29,7 +29,7 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python -m bench $(AREAS)
 
 crash: $(VENV)/serve.stamp
-	@CRASH_KILLS=$(or $(N),1000) $(BIN)/python -m twisted.trial tests.integration.test_crash
+	@CRASH_KILLS=$(or $(N),1000) $(BIN)/python -m twisted.trial tests.integration.test_crash tests.integration.test_figg_crash
 
 crash-export: $(VENV)/test.stamp
 	@CRASH_EXPORT_KILLS=$(or $(N),50) $(BIN)/python -m twisted.trial tests.spark.test_crash

@@ -24,6 +24,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from multibroker.errors import LimitExceeded, WireError
+from multibroker.protocols.figg.backoff import Constant, Exponential
 from multibroker.protocols.figg.codec import Decoder
 from multibroker.protocols.figg.connection import FiggConnection
 from multibroker.protocols.figg.messages import (
@@ -40,8 +41,27 @@ from multibroker.protocols.figg.messages import (
 )
 from multibroker.protocols.figg.options import ClientOptions, OnState, State
 from multibroker.protocols.figg.publisher import ClientClosed, Publisher
-from multibroker.protocols.figg.subscriptions import Feed, Receive, ReceiveGap, Subscription
+from multibroker.protocols.figg.subscriptions import (
+    Feed,
+    Gap,
+    Message,
+    Receive,
+    ReceiveGap,
+    Subscription,
+)
 from multibroker.protocols.figg.window import Outcome, Window
+
+__all__ = [
+    "ClientClosed",
+    "ClientOptions",
+    "Constant",
+    "Exponential",
+    "FiggClient",
+    "Gap",
+    "Message",
+    "State",
+    "Subscription",
+]
 
 CLOSE_SECS = 5.0
 

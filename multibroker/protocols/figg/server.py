@@ -55,6 +55,7 @@ class FiggProtocol(WireProtocol):
     """One client."""
 
     factory: FiggFactory
+    _open = False
 
     def opened(self) -> None:
         factory = self.factory
@@ -84,13 +85,13 @@ class FiggProtocol(WireProtocol):
             return
         self._read = read = Read()
         read.waiting = 1  # this function itself: no ACK before all of the read is handed on
-        self._ledger.received(read)
         try:
             for frame in self._decoder.feed(data):
                 self.first_frame_received()
                 self._dispatch(frame)
         finally:
-            self._acknowledge(self._ledger.stored(read))
+            if read.numbers:
+                self._acknowledge(self._ledger.stored(read))
 
     def _dispatch(self, frame: Frame) -> None:
         match frame:
@@ -111,6 +112,8 @@ class FiggProtocol(WireProtocol):
         now = self.factory.clock.seconds()
         bundle = encode_bundle(payloads, int(now * 1000))
         size_bytes = len(bundle.framed)
+        if not self._read.numbers:
+            self._ledger.received(self._read)
         self._read.add(numbers)
         self.stats.messages_in += len(payloads)
         self._unstored_bytes += size_bytes

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker import rows
 from multibroker.errors import FrameTooLarge, WireError
-from multibroker.protocols.figg.codec import BLOCK, Decoder, encode, encode_chunk
+from multibroker.protocols.figg.codec import Decoder, encode, encode_chunk
 from multibroker.protocols.figg.messages import (
     Ack,
     Attach,
@@ -23,6 +23,7 @@ from multibroker.protocols.figg.messages import (
     Pong,
     Publish,
 )
+from multibroker.protocols.figg.runs import BLOCK
 from multibroker.records import Chunk, Records
 from multibroker.rows import Rows
 from tests.protocols.figg.vectors import load
