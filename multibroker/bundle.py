@@ -41,6 +41,10 @@ HAVE_KEY, SAME_TIMESTAMP, NEXT_SEQ = 1, 2, 4
 MESSAGE_BYTES_MIN = 2
 """Flags and length of an empty message that shares the timestamp."""
 
+MESSAGES_MAX = 2**20
+"""A few compressed megabytes could claim a hundred million empty messages, and checking them
+would stop the broker for a minute."""
+
 MESSAGE_SET_BYTES_MAX = 256 * 2**20
 """No frame can bring more, so no compressed set may unfold to more."""
 
@@ -111,6 +115,8 @@ def check(data: bytes, start: int = 0) -> tuple[Bundle, int]:
     if single is not None:
         return single, start + len(single.framed)
     header = read_header(data, start)
+    if header.messages > MESSAGES_MAX:
+        raise BadBundle(f"{header.messages} messages in a bundle, the limit is {MESSAGES_MAX}")
     newest_ms = _check_messages(data, header)
     framed = data[start : header.end]
     return (

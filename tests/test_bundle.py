@@ -249,6 +249,12 @@ class GarbageTests(SynchronousTestCase):
     def test_a_compressed_set_that_would_unfold_beyond_the_limit_is_refused(self) -> None:
         self.refused("05" + "ffffffff0f" + "00")
 
+    def test_more_messages_than_a_bundle_may_have_are_refused_unopened(self) -> None:
+        most = bundle.encode([b""] * bundle.MESSAGES_MAX, TIME_MS, compress=True)
+        self.assertEqual(bundle.MESSAGES_MAX, bundle.check(most.framed)[0].count)
+        more = bundle.encode([b""] * (bundle.MESSAGES_MAX + 1), TIME_MS, compress=True)
+        self.assertRaises(BadBundle, bundle.check, more.framed)
+
     def test_a_count_beyond_the_bytes_is_refused_without_reading_what_follows(self) -> None:
         claim = bytes((6, 0)) + varint(2**32 - 1)
         follows = b"\x02\x00" * 100_000

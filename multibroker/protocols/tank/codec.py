@@ -113,6 +113,7 @@ class RequestDecoder(_Frames):
         run: PublishRun | None = None
         try:
             for buffer, position in self._buffers(data):
+                self._runs.begin()
                 if run is not None:
                     position = self._runs.extend(run, buffer, position)
                 while found := self._frame_at(buffer, position):
