@@ -192,8 +192,8 @@ class FujinPeer:
         return self._writer.write_all(topic, payloads)
 
     async def follow(self, topic: bytes, deliver: Deliver, from_start: bool) -> None:
-        if from_start:
-            raise MultibrokerError("a private Fujin reader gets new messages only")
+        if from_start and b"@" not in topic:
+            raise MultibrokerError("Fujin reads from the start in a group: TOPIC@GROUP")
         await self._client.subscribe(topic, lambda message: deliver((message.payload,)))
 
     async def close(self) -> None:

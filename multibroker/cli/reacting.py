@@ -7,8 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ReactorNotRunning
+from twisted.internet.error import ConnectError, ConnectionClosed, ReactorNotRunning
 from twisted.python.failure import Failure
+
+from multibroker.errors import MultibrokerError
 
 
 def react(main: Callable[[Any], Coroutine[Deferred[Any], Any, int]]) -> int:
@@ -45,6 +47,8 @@ def react(main: Callable[[Any], Coroutine[Deferred[Any], Any, int]]) -> int:
     if isinstance(result, Failure):
         if result.check(CancelledError):
             return 130
+        if result.check(ConnectError, ConnectionClosed):
+            raise MultibrokerError(f"cannot reach the broker: {result.getErrorMessage()}")
         result.raiseException()
         raise AssertionError("a failure always raises")
     return result
