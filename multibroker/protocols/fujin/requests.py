@@ -50,6 +50,7 @@ _TRANSACTIONS: dict[int, type[BeginTx] | type[CommitTx] | type[RollbackTx]] = {
 _SMALL_BYTES = 1 + 4  # opcode, correlation id
 _FETCH_BYTES = _SMALL_BYTES + 4
 _TOPIC_START = 5
+_NO_HEADERS = b"\x00\x00"
 # One `Writes` at most holds so many messages, so that a large read is stored in pieces.
 _RUN_MAX = 10_000
 
@@ -185,8 +186,12 @@ class RequestDecoder:
         writes = Writes(topic, [], [])
         # The length and the bytes of the topic, as each WRITE of the run repeats them.
         head = data[position + _TOPIC_START : position + after_topic]
-        read = self._bare_run if self.dialect is Dialect.BARE else self._tables_run
-        return writes, read(data, position, head, writes)
+        if self.dialect is Dialect.BARE:
+            return writes, self._bare_run(data, position, head, writes)
+        if data.startswith(_NO_HEADERS, position + after_topic):
+            # No headers look like two more bytes of the topic: the run is read as a bare one.
+            return writes, self._bare_run(data, position, head + _NO_HEADERS, writes)
+        return writes, self._tables_run(data, position, head, writes)
 
     def _write_topic(self, data: bytes, position: int) -> tuple[bytes, int]:
         """The topic, and where it ends relative to the frame."""
