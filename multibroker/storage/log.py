@@ -110,7 +110,9 @@ class PartitionLog:
         config = self.config
         try:
             if segment.size:
-                size = sum([len(bundle.framed) for bundle in bundles])
+                size = len(bundles[0].framed)
+                if len(bundles) > 1:
+                    size = sum([len(bundle.framed) for bundle in bundles])
                 age_ms = now_ms - segment.created_ms
                 if must_roll(
                     config, segment.size, size, segment.index_bytes, age_ms, segment.jitter_ms

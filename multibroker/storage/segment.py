@@ -79,10 +79,13 @@ class Segment:
         """Write and index the bundles; OSError if the disk refuses, with nothing written."""
         if self._torn:
             self._restore()
-        blocks = [(f, b.headers) for f, b in zip(firsts, bundles) if b.headers]
+        if self.index is None:
+            self.loaded_index()  # here it may still fail
         parts = [bundle.framed for bundle in bundles]
         size = sum(map(len, parts)) if len(parts) > 1 else len(parts[0])
-        records = sidefile.pack(blocks) if blocks else b""
+        records = b""
+        if len(bundles) > 1 or bundles[0].headers:
+            records = sidefile.pack([(f, b.headers) for f, b in zip(firsts, bundles) if b.headers])
         try:
             disk = self._files.disk
             if records:
@@ -93,7 +96,7 @@ class Segment:
             self._torn = True
             self._restore()
             raise
-        if len(bundles) > 1 and (size > ENTRY_SPLIT_BYTES or blocks):
+        if len(bundles) > 1 and (size > ENTRY_SPLIT_BYTES or records):
             self._note_pieces(firsts, bundles, next_seq, now_ms, interval_bytes)
         else:
             self._note(parts, size, firsts[0], next_seq - 1, bundles, records, now_ms,
