@@ -13,7 +13,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
@@ -119,8 +119,10 @@ class LocalStorage:
         self._commit_pool.start()
         try:
             await self._in_thread(self._recover)
-        except MultibrokerError:
+        except (MultibrokerError, CancelledError):
+            # A thread cannot be cancelled: this waits for recovery to end.
             self._stop_threads()
+            self._directory.close()
             raise
         self._listener = listener
         self._compactor = Compactor(self._disk, self._files, self.stats, self._in_thread)

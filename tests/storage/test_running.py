@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import CancelledError, gatherResults
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import TestCase
 
@@ -70,6 +70,15 @@ class DirectoryTests(Case):
         self.assertIn("in use by another broker", str(error))
         await storage.close()
         await self.opened(self.path)
+
+    async def test_an_opening_that_is_cancelled_lets_go_of_the_directory(self) -> None:
+        path = self.mktemp()
+        storage = LocalStorage(path, reactor)
+        opening = storage.open(Listener())
+        opening.cancel()
+        await self.assert_fails(opening, CancelledError)
+        await storage.close()
+        await self.opened(path)
 
     async def test_a_directory_of_another_format_is_refused(self) -> None:
         await (await self.opened()).close()
