@@ -18,7 +18,7 @@ from typing import Any
 
 from multibroker.cli.output import print_json
 from multibroker.errors import MultibrokerError
-from multibroker.spark import options as opts
+from multibroker.spark import exits, preflight
 from multibroker.spark.table import count, render, size
 from multibroker.units import parse_size
 
@@ -30,11 +30,18 @@ examples:
   multibroker export verify --data-dir ./multibroker-data --out ./lake/orders
   multibroker export compact --out ./lake/orders --dry-run
 
-{opts.EXIT_CODES}
+{exits.EXIT_CODES}
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    try:
+        preflight.check_driver()
+    except preflight.Missing as error:
+        print(f"multibroker export: {error}", file=sys.stderr)
+        sys.exit(exits.USAGE)
+    from multibroker.spark import options as opts
+
     actions = parser.add_subparsers(dest="action", metavar="verify|compact")
     _add_verify(actions.add_parser("verify", help="compare an export with the log"))
     _add_compact(actions.add_parser("compact", help="merge small files of closed days"))
@@ -76,7 +83,7 @@ def _export(args: argparse.Namespace) -> int:
         if not getattr(args, name):
             option = "--topic" if name == "topics" else "--" + name.replace("_", "-")
             print(f"multibroker export: {option} is missing (see --help)", file=sys.stderr)
-            return opts.USAGE
+            return exits.USAGE
     submit = _spark_submit()
     if submit is not None:
         return _submit(submit, args)
@@ -133,12 +140,13 @@ def _without_conf(arguments: list[str]) -> list[str]:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from multibroker.spark import options as opts
     from multibroker.spark.verify import verify
 
     result = verify(opts.absolute(args.data_dir), opts.absolute(args.out))
     if args.json:
         print_json(result.record())
-        return opts.FAILED if result.problems else opts.DONE
+        return exits.FAILED if result.problems else exits.DONE
     rows = [
         [one.topic, str(one.partition), f"{one.first}..{one.last}", count(one.in_log),
          count(one.in_files)]
@@ -152,10 +160,11 @@ def _verify(args: argparse.Namespace) -> int:
         print(f"wrong: {problem}")
     verdict = f"{len(result.problems)} problems" if result.problems else "all right"
     print(f"{count(result.rows)} rows in {count(result.files)} files: {verdict}")
-    return opts.FAILED if result.problems else opts.DONE
+    return exits.FAILED if result.problems else exits.DONE
 
 
 def _compact(args: argparse.Namespace) -> int:
+    from multibroker.spark import options as opts
     from multibroker.spark.compact import compact
 
     result = compact(
@@ -174,7 +183,7 @@ def _compact(args: argparse.Namespace) -> int:
     else:
         verb = "would merge" if args.dry_run else "merged"
         print(f"{verb} {result.files} files ({size(result.size_bytes)}) into {len(result.groups)}")
-    return opts.DONE
+    return exits.DONE
 
 
 def _day(text: str | None) -> datetime | None:

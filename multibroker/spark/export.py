@@ -18,10 +18,17 @@ if __package__ in (None, ""):
 
 
 def main(argv: Sequence[str]) -> int:
+    from multibroker.spark import exits, preflight
+
+    try:
+        preflight.check_driver()
+    except preflight.Missing as error:
+        print(f"export: {error}", file=sys.stderr)
+        return exits.USAGE
     from multibroker.spark import job, options
 
     parser = argparse.ArgumentParser(
-        prog="export", description="Export topic history with Spark.", epilog=options.EXIT_CODES
+        prog="export", description="Export topic history with Spark.", epilog=exits.EXIT_CODES
     )
     options.add_arguments(parser)
     return job.main(parser.parse_args(argv))

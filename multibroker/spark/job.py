@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from multibroker.errors import MultibrokerError, UnknownTopic
+from multibroker.spark import exits
 from multibroker.spark import layout as layouts
 from multibroker.spark import options as opts
 from multibroker.spark.ddl import BadSchema
@@ -23,11 +24,12 @@ from multibroker.spark.layout import BadLayout
 from multibroker.spark.manifest import Busy, Manifest, State
 from multibroker.spark.payloads import infer_schema
 from multibroker.spark.plan import APPEND, FULL, Plan
+from multibroker.spark.preflight import Missing, check_driver, check_spark
 from multibroker.spark.progress import Progress
 from multibroker.spark.ranges import SKIPPED, Ranges, find_ranges
 from multibroker.spark.report import Report
 from multibroker.spark.scan import Scan
-from multibroker.spark.session import Missing, check_driver, check_executors, session
+from multibroker.spark.session import check_executors, session
 from multibroker.spark.shape import BadShape
 from multibroker.spark.sparkwrite import write_with_spark
 from multibroker.spark.store import Store
@@ -48,25 +50,25 @@ class DamageFound(MultibrokerError):
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run an export; the exit code (options.EXIT_CODES)."""
+    """Run an export; the exit code (exits.EXIT_CODES)."""
     report = Report(arguments)
     try:
         code = _Export(arguments, report).run()
     except _USAGE as error:
-        code = report.fail(opts.USAGE, error)
+        code = report.fail(exits.USAGE, error)
     except GapFound as error:
-        code = report.fail(opts.GAP, error)
+        code = report.fail(exits.GAP, error)
     except DamageFound as error:
-        code = report.fail(opts.CORRUPT, error)
+        code = report.fail(exits.CORRUPT, error)
     except Busy as error:
-        code = report.fail(opts.BUSY, error)
+        code = report.fail(exits.BUSY, error)
     except MultibrokerError as error:
-        code = report.fail(opts.FAILED, error)
+        code = report.fail(exits.FAILED, error)
     except KeyboardInterrupt:
         code = report.fail(130, "interrupted; the next run goes on from here")
     except Exception as error:
         # Spark's errors are pages of Java: the first line says what, the log the rest.
-        code = report.fail(opts.FAILED, _first_line(error))
+        code = report.fail(exits.FAILED, _first_line(error))
         print(error, file=sys.stderr)
     report.write(code)
     return code
@@ -106,7 +108,7 @@ class _Export:
         state = self._manifest.state()
         plan = state.pending or self._plan(settings, state)
         self._report.show_plan(plan, pending=state.pending is not None)
-        return opts.DONE
+        return exits.DONE
 
     def _run(self, settings: opts.Settings) -> int:
         if settings.table:
@@ -121,16 +123,19 @@ class _Export:
             )  # fmt: skip
         state = self._manifest.recover()
         if state.pending is not None:
+            check_spark()
             self._report.note(f"run {state.run} was not finished: doing it again as planned")
             self._execute(state.pending, settings, replay=True)
             state = self._manifest.state()
         plan = self._plan(settings, state)
         self._check_gaps(plan)
         if plan.tasks or plan.gaps or self._arguments.full:
+            if plan.tasks:
+                check_spark()
             self._manifest.write_plan(plan)
             self._execute(plan, settings)
         self._report.finish()
-        return opts.DONE
+        return exits.DONE
 
     def _with_schema(self, settings: opts.Settings) -> opts.Settings:
         """JSON without a schema: take it from the messages, once for all runs."""

@@ -16,15 +16,6 @@ FORMATS = ("parquet", "orc", "json", "csv")
 COMPRESSION = {"parquet": "zstd", "orc": "zstd", "json": "gzip", "csv": "gzip"}
 FAIL, WARN, SKIP = "fail", "warn", "skip"
 
-DONE, FAILED, USAGE, GAP, CORRUPT, BUSY = range(6)
-"""Exit codes."""
-
-EXIT_CODES = (
-    "exit codes: 0 done (also when nothing was new), 1 failed, 2 wrong usage or something is"
-    " missing, 3 messages were lost before they could be exported (--on-gap), 4 damaged data"
-    " (--on-error), 5 another export to the same place is at work"
-)
-
 
 class UsageError(MultibrokerError):
     """Options that contradict each other or the export on record."""

@@ -1,4 +1,4 @@
-"""The Spark session of a job, with this package on every executor, and checks before work."""
+"""The Spark session of a job, with this package on every executor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multibroker.errors import MultibrokerError
 from multibroker.spark import ship
+from multibroker.spark.preflight import NEEDED, Missing, check_spark
 from multibroker.spark.store import HIDDEN, Store
 
 DEFAULTS = {
@@ -23,37 +23,6 @@ DEFAULTS = {
     # 3.7 ms for a Python task instead of 24.
     "spark.python.unix.domain.socket.enabled": "true",
 }
-
-
-class Missing(MultibrokerError):
-    """Something that a run needs is not there; the message says what, in one line."""
-
-
-def check_driver() -> None:
-    """What this process needs before anything is planned."""
-    for name in ("pyarrow", "numpy", "cramjam"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            raise Missing(f"Python package {name} is missing: pip install 'multibroker[spark]'")
-
-
-def check_spark() -> None:
-    """What starting Spark needs, unless spark-submit has started it already."""
-    try:
-        importlib.import_module("pyspark")
-    except ImportError:
-        raise Missing("pyspark is missing: pip install 'multibroker[spark]', or use spark-submit")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and find_java() is None:
-        raise Missing("Java 17 or later is missing: install it, or set JAVA_HOME")
-
-
-def find_java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        java = os.path.join(home, "bin", "java")
-        return java if os.access(java, os.X_OK) else None
-    return shutil.which("java")
 
 
 @contextmanager
@@ -135,7 +104,7 @@ def check_executors(spark: Any, data_dir: str, store: Store) -> None:
 def missing_here(data_dir: str, out: str, probe: str) -> str:
     """What this executor lacks, or ""."""
     host = os.uname().nodename
-    for name in ship.NEEDED:
+    for name in NEEDED:
         try:
             importlib.import_module(name)
         except ImportError:

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import multibroker
 
-NEEDED = ("numpy", "pyarrow", "cramjam")
-"""What executors must have installed: these are compiled and cannot be shipped this way."""
-
 
 def write_zip(path: Path) -> None:
     package = Path(multibroker.__file__).parent

@@ -17,6 +17,12 @@ import pyarrow.dataset as ds
 from multibroker.spark import job, options
 from tests.spark.data import Data
 
+OBJECT_STORE_KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
 _local = tempfile.TemporaryDirectory(prefix="multibroker-spark-")
 _session: Any = None
 
@@ -27,6 +33,7 @@ def spark() -> Any:
     if _session is None:
         from pyspark.sql import SparkSession
 
+        os.environ.update(OBJECT_STORE_KEYS)  # executors have what the JVM was started with
         builder = SparkSession.builder.master("local[2]").appName("tests")
         settings = {
             "spark.ui.enabled": "false",

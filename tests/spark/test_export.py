@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from multibroker import bundle
-from multibroker.spark import job, session
+from multibroker.spark import job
 from multibroker.spark.compact import compact
 from multibroker.spark.manifest import Manifest
 from multibroker.spark.store import Store
@@ -70,7 +70,7 @@ class Exporting(SparkTest):
         data.append(b"t", numbered(6, 3))
         self.export()
         before = self.files()
-        with mock.patch.object(session, "check_spark", side_effect=AssertionError("not needed")):
+        with mock.patch.object(job, "check_spark", side_effect=AssertionError("not needed")):
             self.assertIn("nothing new", self.export())
         self.assertEqual(self.files(), before)
         self.assertEqual(self.seqs(), list(range(1, 9)))
