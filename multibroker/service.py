@@ -36,6 +36,10 @@ class Listener:
     wire: Any
     endpoint: str
 
+    @property
+    def early(self) -> bool:
+        return bool(getattr(self.wire, "early", False))
+
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTopic:
@@ -50,7 +54,8 @@ class BrokerService(Service):
     """Everything that runs, in the order in which it must start and stop.
 
     Start: listeners that may serve early (the health page), recovery, all other listeners.
-    Stop: close the ports, let the wires finish (bounded), then the broker and its storage.
+    Stop: close the ports, let the wires finish (bounded), then the broker and its storage; the
+    early listeners close last, so that they can tell of the stop.
     A start that fails takes back what it did and ends the process with a non-zero code.
     """
 
@@ -75,7 +80,7 @@ class BrokerService(Service):
         self.topics = topics
         self.welcome = welcome
         self.data_dir: Path = config[""]["data-dir"]
-        self.ports: list[Any] = []
+        self.ports: list[tuple[Listener, Any]] = []
         self._factories: dict[str, Any] = {}
         self._starting: Deferred[None] | None = None
 
@@ -104,7 +109,7 @@ class BrokerService(Service):
         self.log.info("multibroker {version}", version=__version__)
         self.log.info("data directory {path}", path=str(self.data_dir.resolve()))
         self.log.info("fsync {policy}", policy=str(self.config[""]["fsync"]))
-        early = [one for one in self.listeners if getattr(one.wire, "early", False)]
+        early = [listener for listener in self.listeners if listener.early]
         for listener in early:
             await self._listen(listener)
         await self.broker.start()
@@ -135,7 +140,7 @@ class BrokerService(Service):
             problem = f"{listener.endpoint!r} is not a usable endpoint: {error}"
             raise ConfigError(listener.wire.name, problem) from None
         port = await endpoint.listen(factory)
-        self.ports.append(port)
+        self.ports.append((listener, port))
         address = format_address(port)
         self.lifecycle.listeners.append((listener.wire.name, address))
         self.log.info("{wire} listening on {address}", wire=listener.wire.name, address=address)
@@ -186,10 +191,15 @@ class BrokerService(Service):
         self.log.info("stopping")
         if self._starting is not None:
             self._starting.cancel()
-        await gatherResults([maybeDeferred(port.stopListening) for port in self.ports])
+        await self._close_ports(early=False)
         await self._finish_wires()
         await self.broker.stop()
+        await self._close_ports(early=True)
         self.log.info("stopped")
+
+    async def _close_ports(self, early: bool) -> None:
+        ports = [port for listener, port in self.ports if listener.early is early]
+        await gatherResults([maybeDeferred(port.stopListening) for port in ports])
 
     async def _finish_wires(self) -> None:
         """Each wire's stopServing; one that takes too long is cancelled, which closes by force."""
