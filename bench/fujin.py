@@ -20,8 +20,8 @@ from multibroker.protocols.fujin.messages import (
 from tests.integration.process import BrokerProcess
 
 TOPIC = b"bench"
-BYTES = 32_000_000
-ROUNDS = 3
+BYTES = 48_000_000
+ROUNDS = 5
 REQUESTS = 1_000
 CORRELATION = bytes(4)
 SIZES = ((1024, 0.6), (32 * 1024, 0.8))
