@@ -19,13 +19,9 @@ from multibroker.protocols.fujin.messages import (
     TxReplied,
     Written,
 )
+from multibroker.protocols.fujin.partial import Short, need
 
 _WITHOUT_CORRELATION = (Reply.CONNECT_READER, Reply.MSG, Reply.DISCONNECT, Reply.STOP)
-
-
-class _Short(Exception):
-    def __init__(self, needed: int) -> None:
-        self.needed = needed
 
 
 class ReplyDecoder:
@@ -47,7 +43,7 @@ class ReplyDecoder:
             while position < len(whole):
                 answer, position = self._next(whole, position)
                 yield answer
-        except _Short as short:
+        except Short as short:
             self._buffer.keep(whole[position:] if position else whole, short.needed)
 
     def _next(self, data: bytes, position: int) -> tuple[Answer, int]:
@@ -61,7 +57,7 @@ class ReplyDecoder:
             return self._plain(reply, data, position)
         if reply is Reply.PING:
             raise WireError("a PING comes on a stream of its own")
-        _need(data, position, 5)
+        need(data, position, 5)
         correlation = data[position + 1 : position + 5]
         error, at = self._error(data, position, position + 5)
         match reply:
@@ -95,7 +91,7 @@ class ReplyDecoder:
                 if ids is not None:
                     id, at = self._string(data, position, at)
                 payload, at = self._string(data, position, at)
-            except _Short:
+            except Short:
                 if position == start:
                     raise
                 break
@@ -136,12 +132,12 @@ class ReplyDecoder:
 
     def _count(self, data: bytes, start: int, at: int) -> tuple[int, int]:
         if at + 4 > len(data):
-            raise _Short(at + 4 - start)
+            raise Short(at + 4 - start)
         return int(U32.unpack_from(data, at)[0]), at + 4
 
     def _error(self, data: bytes, start: int, at: int) -> tuple[str | None, int]:
         if at >= len(data):
-            raise _Short(at + 1 - start)
+            raise Short(at + 1 - start)
         if data[at] == 0:
             return None, at + 1
         if data[at] != 1:
@@ -151,16 +147,11 @@ class ReplyDecoder:
 
     def _string(self, data: bytes, start: int, at: int) -> tuple[bytes, int]:
         if at + 4 > len(data):
-            raise _Short(at + 4 - start)
+            raise Short(at + 4 - start)
         (size,) = U32.unpack_from(data, at)
         if size > self._bytes_max:
             raise FrameTooLarge(size, self._bytes_max)
         end = at + 4 + size
         if end > len(data):
-            raise _Short(end - start)
+            raise Short(end - start)
         return data[at + 4 : end], end
-
-
-def _need(data: bytes, position: int, size: int) -> None:
-    if len(data) - position < size:
-        raise _Short(size)

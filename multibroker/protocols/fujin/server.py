@@ -29,9 +29,10 @@ from multibroker.protocols.fujin.messages import (
     Stop,
     Written,
 )
+from multibroker.protocols.fujin.partial import RequestLimits
 from multibroker.protocols.fujin.pings import Pinger
 from multibroker.protocols.fujin.reader import ReaderSession
-from multibroker.protocols.fujin.requests import RequestDecoder, RequestLimits
+from multibroker.protocols.fujin.requests import RequestDecoder
 from multibroker.protocols.fujin.routes import Routes
 from multibroker.protocols.fujin.writer import WriterSession
 from multibroker.protocols.wire import WireFactory, WireProtocol

@@ -38,8 +38,9 @@ from multibroker.protocols.fujin.messages import (
     Writes,
     Written,
 )
+from multibroker.protocols.fujin.partial import RequestLimits
 from multibroker.protocols.fujin.replies import ReplyDecoder
-from multibroker.protocols.fujin.requests import RequestDecoder, RequestLimits
+from multibroker.protocols.fujin.requests import RequestDecoder
 
 ONE = b"\0\0\0\1"
 SPEC_CID = bytes((0, 1, 1, 1))
