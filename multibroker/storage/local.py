@@ -6,9 +6,7 @@ threads; writes to the page cache and reads from it are done at once, in the rea
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
@@ -21,7 +19,6 @@ from zope.interface import implementer
 
 from multibroker.broker.stats import StorageStats
 from multibroker.errors import (
-    CorruptRange,
     MultibrokerError,
     StorageClosed,
     StorageError,
@@ -31,20 +28,17 @@ from multibroker.errors import (
 )
 from multibroker.interfaces import IStorage, IStorageListener
 from multibroker.records import Bundle, Chunk, TopicDescription
-from multibroker.storage.commit import SYNC_THREADS, GroupCommit
+from multibroker.storage.catalogue import Catalogue
+from multibroker.storage.commit import GroupCommit
 from multibroker.storage.compactor import Compactor
-from multibroker.storage.directory import DataDirectory, StoredTopic, read_topic, topic_paths
+from multibroker.storage.directory import DataDirectory
 from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.fsync import Fsync, FsyncPolicy
 from multibroker.storage.journal import Journal
 from multibroker.storage.limits import StorageLimits
-from multibroker.storage.log import IndexCache, PartitionLog
+from multibroker.storage.log import IndexCache
 from multibroker.storage.partition import Partition, Topic
-from multibroker.storage.recovery import RecoveryReport, recover_partition
-from multibroker.storage.reindex import INDEX, load_index
-from multibroker.storage.segment import Segment
-from multibroker.storage.slices import Slice, fetch
-from multibroker.storage.timesearch import find_time
+from multibroker.storage.reads import Reads
 from multibroker.storage.upkeep import Upkeep
 from multibroker.storage.writer import Writer
 from multibroker.topicconfig import TopicConfig
@@ -75,7 +69,6 @@ class LocalStorage:
     ) -> None:
         self.stats = stats or StorageStats()
         self.stats.count_segments = self._count_segments
-        self.recovery = RecoveryReport()
         self._path = path
         self._reactor = reactor
         self._clock = clock or reactor
@@ -83,7 +76,6 @@ class LocalStorage:
         self._limits = limits
         self._disk = disk or Disk()
         self._files = FileCache(self._disk, limits.open_files_max)
-        self._indexes = IndexCache(limits.index_cache_bytes)
         self._directory = DataDirectory(path, self._disk, policy.kind is not Fsync.NEVER)
         self._journal = Journal(path, self._disk)
         self._pool = ThreadPool(0, THREADS_MAX, "multibroker-storage")
@@ -91,8 +83,14 @@ class LocalStorage:
         self._pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         # Cold reads must not keep a commit waiting.
         self._commit_pool = ThreadPool(0, 1, "multibroker-commit")
-        self._topics: dict[bytes, Topic] = {}
-        self._partitions: dict[tuple[bytes, int], Partition] = {}
+        self._commit_pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
+        self._catalogue = Catalogue(
+            self._directory, self._journal, self._files, IndexCache(limits.index_cache_bytes)
+        )
+        self.recovery = self._catalogue.report
+        self._topics = self._catalogue.topics
+        self._partitions = self._catalogue.partitions
+        self._reads = Reads(self._disk, self.stats, self._in_thread)
         self._creating: set[bytes] = set()
         self._open = False
         self._closing: Deferred[None] | None = None
@@ -118,7 +116,7 @@ class LocalStorage:
         self._pool.start()
         self._commit_pool.start()
         try:
-            await self._in_thread(self._recover)
+            await self._in_thread(self._catalogue.recover, self._now_ms())
         except (MultibrokerError, CancelledError):
             # A thread cannot be cancelled: this waits for recovery to end.
             self._stop_threads()
@@ -143,66 +141,6 @@ class LocalStorage:
         self.log.info("recovery: {report}", report=str(self.recovery))
         return [self._describe(topic) for topic in self._topics.values()]
 
-    def _recover(self) -> None:
-        """In a thread, before anything else runs."""
-        started = time.perf_counter()
-        report = self.recovery
-        self._directory.open()
-        try:
-            for path in topic_paths(self._path):
-                try:
-                    self._add_topic(read_topic(path), report)
-                except StorageError as error:
-                    report.notes.append(f"topic left out: {error}")
-            logs = {
-                (p.topic.stored.id, p.log.number): p.log for p in self._partitions.values()
-            }
-            report.units_redone = self._journal.redo(logs, self._now_ms())
-            if not self._directory.clean:
-                # What a killed broker had written but not synced is about to become visible.
-                for log in logs.values():
-                    log.doubt()
-            self._sync_now()
-        except OSError as error:
-            self._directory.close()
-            raise StorageError(f"{error.filename or self._path}: {error.strerror}") from error
-        self._journal.clear()
-        report.topics = len(self._topics)
-        report.partitions = len(self._partitions)
-        report.seconds = time.perf_counter() - started
-
-    def _add_topic(self, stored: StoredTopic, report: RecoveryReport | None = None) -> Topic:
-        topic = Topic(stored)
-        for number in range(stored.partitions):
-            directory = stored.partition_path(number)
-            segments: Sequence[Segment] = ()
-            if report is not None:
-                suspicious = self._directory.machine_restarted
-                segments = recover_partition(self._files, directory, report, suspicious)
-            log = PartitionLog(
-                self._files, directory, stored.name, number, stored.config, segments,
-                self._indexes,
-            )
-            topic.partitions.append(Partition(log, topic))
-        self._topics[stored.name] = topic
-        for part in topic.partitions:
-            self._partitions[stored.name, part.log.number] = part
-        return topic
-
-    def _sync_now(self) -> None:
-        """Bring everything to the disk: indexes, logs, directories. OSError."""
-        paths: list[str] = []
-        parents: set[str] = set()
-        for partition in self._partitions.values():
-            log = partition.log
-            log.flush_index()
-            unsynced = log.take_unsynced()
-            paths += unsynced.files
-            parents |= unsynced.directories
-            log.durable = log.mark()
-        _in_parallel(self._disk.sync_path, paths)
-        _in_parallel(self._disk.sync_directory, list(parents))
-
     def close(self) -> Deferred[None]:
         if self._closing is None:
             was_open, self._open = self._open, False
@@ -225,7 +163,7 @@ class LocalStorage:
             self._commit.schedule()
             await round_over
         try:
-            await self._in_thread(self._sync_now)
+            await self._in_thread(self._catalogue.sync)
             self._journal.clear()
             self._directory.mark_clean()
         except OSError as error:
@@ -277,7 +215,7 @@ class LocalStorage:
             raise StorageError(f"cannot create a topic: {error.strerror}") from error
         finally:
             self._creating.discard(name)
-        description = self._describe(self._add_topic(stored))
+        description = self._describe(self._catalogue.add(stored))
         self._listener.topic_changed(description)
         return description
 
@@ -314,9 +252,8 @@ class LocalStorage:
             raise StorageError(f"cannot delete a topic: {error.strerror}") from error
         finally:
             lock.release()
-        del self._topics[name]
+        self._catalogue.remove(topic)
         for partition in topic.partitions:
-            del self._partitions[name, partition.log.number]
             partition.deleted = True
             partition.log.close()
             self._writer.fail_queue(partition)
@@ -352,98 +289,21 @@ class LocalStorage:
 
     def read(self, topic: bytes, partition: int, seq: int, size_bytes: int) -> Deferred[Chunk]:
         try:
-            home = self._partition(topic, partition)
-            found = home.log.slice(seq, size_bytes)
-            if found is None:
-                return succeed(Chunk(topic, partition, seq, seq, b""))
-            if isinstance(found, Slice) and self._disk.is_warm(
-                found.log, found.length, found.position
-            ):
-                return succeed(fetch(self._disk, found))
+            found = self._partition(topic, partition)
         except MultibrokerError as error:
-            return fail(self._counted(error))
-        except OSError as error:
-            return fail(StorageError(f"{error.filename}: {error.strerror}"))
-        return Deferred.fromCoroutine(self._read_cold(home, seq, size_bytes))
-
-    async def _read_cold(self, partition: Partition, seq: int, size_bytes: int) -> Chunk:
-        log = partition.log
-        try:
-            found = log.slice(seq, size_bytes)
-            while isinstance(found, Segment):
-                await self._load_index(partition, found)
-                found = log.slice(seq, size_bytes)
-            if found is None:
-                return Chunk(log.topic, log.number, seq, seq, b"")
-            return await self._in_thread(fetch, self._disk, found)
-        except OSError as error:
-            raise StorageError(f"{error.filename}: {error.strerror}") from error
-        except CorruptRange as error:
-            raise self._counted(error) from None
-
-    async def _load_index(self, partition: Partition, segment: Segment) -> None:
-        """Load a closed segment's index, and put it right on disk if it was damaged."""
-        size, after = segment.covered()
-        try:
-            raw, sound = await self._in_thread(
-                load_index, self._disk, segment.stem, segment.base, size, after
-            )
-        except FileNotFoundError:
-            if segment in partition.log.segments:
-                raise
-            return  # retention or compaction was faster; the next look will tell
-        if segment not in partition.log.segments:
-            return
-        segment.install_index(raw)
-        if not sound and not partition.busy:
-            self.log.warn("{path}: damaged, made again", path=segment.stem + INDEX)
-            self.stats.errors["index"] += 1
-            partition.busy = True  # neither retention nor compaction may replace it meanwhile
-            try:
-                await self._in_thread(self._disk.replace_file, segment.stem + INDEX, raw)
-            finally:
-                partition.busy = False
-
-    def _counted(self, error: MultibrokerError) -> MultibrokerError:
-        if isinstance(error, CorruptRange):
-            self.stats.errors["corrupt"] += 1
-            self.log.error("{problem}", problem=str(error))
-        return error
+            return fail(error)
+        return self._reads.read(found, seq, size_bytes)
 
     def find_time(self, topic: bytes, partition: int, timestamp_ms: int) -> Deferred[int]:
-        return Deferred.fromCoroutine(self._find_time(topic, partition, timestamp_ms))
-
-    async def _find_time(self, topic: bytes, partition: int, timestamp_ms: int) -> int:
-        log = self._partition(topic, partition).log
         try:
-            while True:
-                segments = list(log.segments)
-                views = [segment.view() for segment in segments]
-                try:
-                    return await self._in_thread(
-                        find_time, self._disk, views, timestamp_ms, log.visible_seq
-                    )
-                except FileNotFoundError:
-                    if segments == log.segments:
-                        raise
-        except OSError as error:
-            raise StorageError(f"{error.filename}: {error.strerror}") from error
+            found = self._partition(topic, partition)
+        except MultibrokerError as error:
+            return fail(error)
+        return Deferred.fromCoroutine(self._reads.find_time(found.log, timestamp_ms))
 
     def partitions(self) -> Iterator[Partition]:
         """Everything that is open, for upkeep and inspection."""
         return iter(self._partitions.values())
-
-
-def _in_parallel(call: Callable[[str], None], paths: Sequence[str]) -> None:
-    """Syncs overlap; each thread takes its share of the paths."""
-
-    def work(start: int) -> None:
-        for path in paths[start::SYNC_THREADS]:
-            call(path)
-
-    if paths:
-        with ThreadPoolExecutor(SYNC_THREADS) as pool:
-            list(pool.map(work, range(SYNC_THREADS)))
 
 
 async def _nothing() -> None:
