@@ -89,20 +89,29 @@ def _message(chance: random.Random, words: list[bytes]) -> bytes:
     return b" ".join(chance.choices(words, k=11)) + b"!"
 
 
-def _best(attempts: int, work: Callable[[int], None]) -> float:
-    """The shortest time; the first attempt warms up caches, JVM and workers."""
-    times = []
-    for number in range(attempts):
-        started = time.perf_counter()
-        work(number)
-        times.append(time.perf_counter() - started)
-    return min(times)
+def _best(
+    attempts: int, reference: Callable[[], None], ours: Callable[[], None]
+) -> tuple[float, float]:
+    """The shortest time of each, taken in turns; the first turn warms up JVM and workers."""
+    times: list[tuple[float, float]] = []
+    for _ in range(attempts):
+        times.append((_timed(reference), _timed(ours)))
+    return min(a for a, _ in times), min(b for _, b in times)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def _export_row(spark: Any, directory: Path, messages: int) -> Row:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        plain = _best(3, lambda number: _without_spark(pool, directory))
-    ours = _best(3, lambda number: _with_spark(directory, messages))
+        plain, ours = _best(
+            4,
+            lambda: _without_spark(pool, directory),
+            lambda: _with_spark(directory, messages),
+        )
     return Row(
         "spark: export 1 GB of 100-byte messages",
         f"{messages / ours / 1e6:.2f} Mrows/s",
@@ -165,14 +174,13 @@ def _source_row(spark: Any, directory: Path, messages: int) -> Row:
 
     register(spark)
     parquet = spark.read.parquet(str(directory / "spark"))
-    scan = _best(3, lambda number: _noop(parquet))
     history = (
         spark.read.format("multibroker")
         .option("path", str(directory / "data"))
         .option("topic", TOPIC)
         .load()
     )
-    ours = _best(3, lambda number: _noop(history))
+    scan, ours = _best(5, lambda: _noop(parquet), lambda: _noop(history))
     return Row(
         "spark: data source into the noop sink",
         f"{messages / ours / 1e6:.2f} Mrows/s",

@@ -11,7 +11,7 @@ Options (names are case-insensitive):
     from, to                sequence number or time, as `multibroker export` takes them
     partitions              0,2: only these
     columns, payload        as `multibroker export` takes them
-    splitBytes              bytes of the log for each Spark partition (default 32mb)
+    splitBytes              bytes of the log for each Spark partition (default 64mb)
     onGap, onError          fail or warn; fail or skip
     startingPosition        of a stream without `from`: earliest (default) or latest
     maxMessagesPerTrigger, maxBytesPerTrigger       how much a micro-batch takes
@@ -38,7 +38,7 @@ from multibroker.spark.session import ship_to
 from multibroker.spark.shape import Shape, parse_columns, parse_payload
 from multibroker.units import parse_size
 
-SPLIT_BYTES = 32 << 20
+SPLIT_BYTES = 64 << 20
 SAMPLE_MESSAGES = 1_000
 _KNOWN = {
     "path", "topic", "from", "to", "partitions", "columns", "payload", "splitbytes", "ongap",
