@@ -178,10 +178,18 @@ def cut(
     entries = entries[inside]
     if not len(entries):
         return []
+    entries = entries[np.argsort(entries["first"], kind="stable")]
     ends = np.cumsum(entries["length"].astype(np.int64))
     pieces = max(1, round(int(ends[-1]) / target_bytes))
     marks = np.arange(1, pieces + 1) * (int(ends[-1]) / pieces)
-    stops = np.unique(np.minimum(np.searchsorted(ends, marks, "left") + 1, len(entries)))
+    stops = np.minimum(np.searchsorted(ends, marks, "left") + 1, len(entries))
+    # While the broker compacts, old and new segments may both be listed for a moment: cut
+    # only where nothing reaches across, so that no message is in two slices.
+    reach = np.maximum.accumulate(entries["last"])
+    clean = np.append(entries["first"][1:] > reach[:-1], True)
+    stops = np.unique([stop for stop in stops.tolist() if clean[stop - 1]])
+    if not len(stops) or stops[-1] != len(entries):
+        stops = np.append(stops, len(entries)).astype(np.int64)
     slices: list[Slice] = []
     start = 0
     for stop in stops.tolist():

@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 
 from multibroker.records import Bundle
+from multibroker.storage import compaction
 from multibroker.storage.directory import DataDirectory
 from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.log import PartitionLog
+from multibroker.storage.timesearch import SegmentView
 from multibroker.topicconfig import TopicConfig
 
 
@@ -60,6 +62,26 @@ class Data:
         for segment in log.segments[:segments]:
             segment.remove()
         del log.segments[:segments]
+
+    def compact(self, topic: bytes, partition: int = 0, clean_up: bool = True) -> None:
+        """Keep the newest message of each key. Without `clean_up` it dies before its last step."""
+        log = self.log(topic, partition)
+        disk = Disk()
+        for segment in log.segments:
+            segment.flush_index()
+        views = [
+            SegmentView(segment.stem, segment.base, segment.size, after.base, None)
+            for segment, after in zip(log.segments, log.segments[1:])
+        ]
+        made, _ = compaction.compact(
+            disk, topic, partition, log.directory, views, self._config.segment_bytes
+        )
+        for one in made:
+            old = [segment for segment in log.segments if segment.base in one.replaces]
+            compaction.commit(disk, one)
+            log.replace(old, compaction.install(self._files, log.directory, one))
+            if clean_up:
+                compaction.clean_up(disk, log.directory, one)
 
     def segment_path(self, topic: bytes, number: int = 0, partition: int = 0) -> str:
         return f"{self.log(topic, partition).segments[number].stem}.log"

@@ -126,6 +126,34 @@ class Reading(WithData):
             stream.write(b"\xff" * 20)
         self.assertEqual(self.seqs(self.scan(data, 1, 12)), list(range(1, 13)))
 
+    def keyed(self, data: Data) -> None:
+        for number in range(1, 61):
+            made = bundle.encode([b"v%d" % number * 20], 5, keys=[b"k%d" % (number * number % 7)])
+            data.append(b"t", [made])
+
+    def test_a_compacted_log_has_holes_and_nothing_is_missing(self) -> None:
+        data = self.data(segment_bytes=1000)
+        self.keyed(data)
+        data.compact(b"t")
+        scan = self.scan(data, 1, 60)
+        found = self.seqs(scan)
+        self.assertEqual(scan.missing, [])
+        self.assertLess(len(found), 60)
+        self.assertEqual(found[-1], 60)
+        kept = {number * number % 7: number for number in range(1, 61)}
+        self.assertLessEqual(set(kept.values()), set(found))
+
+    def test_no_message_is_planned_twice_while_a_compaction_is_under_way(self) -> None:
+        data = self.data(segment_bytes=1000)
+        self.keyed(data)
+        data.compact(b"t", clean_up=False)  # old segments and the one that replaces them
+        for target in (50, 200, 500, 5000):
+            wanted = Wanted(["t"], target_bytes=target)
+            slices = find_ranges(History(data.path), wanted, {}, {}).slices
+            found = [seq for s in slices for seq in self.seqs(self.scan(data, s.first, s.last))]
+            self.assertEqual(len(found), len(set(found)))
+            self.assertEqual(found, sorted(found))
+
     def test_a_directory_that_is_none_is_refused(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             with self.assertRaises(StorageError):
