@@ -136,10 +136,10 @@ class BrokerService(Service):
         factory = await self._factory(listener.wire)
         try:
             endpoint = serverFromString(self.reactor, self._description(listener))
+            port = await endpoint.listen(factory)
         except (ValueError, TypeError, KeyError, OSError) as error:
             problem = f"{listener.endpoint!r} is not a usable endpoint: {error}"
             raise ConfigError(listener.wire.name, problem) from None
-        port = await endpoint.listen(factory)
         self.ports.append((listener, port))
         address = format_address(port)
         self.lifecycle.listeners.append((listener.wire.name, address))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from ssl import CERT_NONE, CERT_REQUIRED
 from typing import Union
 
 from aioquic.quic.configuration import QuicConfiguration
+from cryptography.x509 import load_pem_x509_certificates
+
+from multibroker.quic.errors import QuicEndpointError
 
 PathName = Union[str, "PathLike[str]"]
 
@@ -82,6 +86,7 @@ class QuicSettings:
     def server_configuration(self) -> QuicConfiguration:
         configuration = self._configuration(is_client=False)
         if self.client_ca is not None:
+            _check_certificates(self.client_ca)
             configuration.load_verify_locations(cafile=str(self.client_ca))
             configuration.verify_mode = CERT_REQUIRED
         return configuration
@@ -90,6 +95,7 @@ class QuicSettings:
         configuration = self._configuration(is_client=True)
         configuration.server_name = self.server_name or host
         if self.server_ca is not None:
+            _check_certificates(self.server_ca)
             configuration.load_verify_locations(cafile=str(self.server_ca))
         if not self.verify_server:
             configuration.verify_mode = CERT_NONE
@@ -108,3 +114,11 @@ class QuicSettings:
         if self.certificate is not None:
             configuration.load_cert_chain(self.certificate, self.private_key)
         return configuration
+
+
+def _check_certificates(path: PathName) -> None:
+    """Now, not at the first handshake: an authority that cannot be read lets nobody in."""
+    try:
+        load_pem_x509_certificates(Path(path).read_bytes())
+    except ValueError as error:
+        raise QuicEndpointError(f"{path} has no usable certificate: {error}") from None

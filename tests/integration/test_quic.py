@@ -68,12 +68,12 @@ class Collect(Protocol):
 class LoopbackTests(TestCase):
     timeout = 30
 
-    async def start(self, interface: str = "127.0.0.1") -> int:
+    async def start(self, interface: str = "127.0.0.1", options: str = "") -> int:
         self.directory = Path(self.mktemp())
         self.cert, _ = development_certificate(self.directory)
         escaped = interface.replace(":", "\\:")
         endpoint = serverFromString(
-            reactor, f"quic:0:interface={escaped}:certDir={self.directory}:alpn=echo"
+            reactor, f"quic:0:interface={escaped}:certDir={self.directory}:alpn=echo{options}"
         )
         port: Any = await endpoint.listen(Factory.forProtocol(Echo))
         self.addCleanup(port.close)
@@ -122,6 +122,19 @@ class LoopbackTests(TestCase):
                 ensureDeferred(self.echo(self.client(port), b"%d" % n * 5_000)) for n in range(20)
             ]
             await gatherResults(echoes)
+
+        return ensureDeferred(run())
+
+    def test_client_ca_lets_in_who_has_a_certificate_and_nobody_else(self) -> Deferred[None]:
+        async def run() -> None:
+            cert, key = development_certificate(Path(self.mktemp()))
+            port = await self.start(options=f":clientCA={cert}")
+            known = self.client(port, options=f":certKey={cert}:privateKey={key}")
+            await self.echo(known, b"x" * 1_000)
+            stranger = Collect(b"let me in")
+            await self.client(port).connect(Factory.forProtocol(lambda: stranger))
+            await stranger.ended
+            self.assertEqual(stranger.data, b"")
 
         return ensureDeferred(run())
 

@@ -82,6 +82,16 @@ class StringTests(TestCase):
         endpoint.listen(RecordingFactory()).addBoth(result.append)
         self.assertTrue(result[0].check(FileNotFoundError))
 
+    def test_an_authority_that_cannot_be_read_fails_to_listen(self) -> None:
+        cert, key = certificate()
+        empty = Path(self.mktemp())
+        empty.write_bytes(b"nothing")
+        for path, error in (("/nowhere/ca.pem", FileNotFoundError), (empty, QuicEndpointError)):
+            result: list[Any] = []
+            endpoint = self.server(f"quic:0:certKey={cert}:privateKey={key}:clientCA={path}")
+            endpoint.listen(RecordingFactory()).addBoth(result.append)
+            self.assertTrue(result[0].check(error))
+
     def test_a_name_is_resolved(self) -> None:
         class Resolver:
             def resolveHostName(self, receiver: Any, host: str, port: int) -> None:
