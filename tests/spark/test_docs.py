@@ -45,6 +45,10 @@ def fill(path: str) -> int:
 
 
 class Guide(SparkTest):
+    def absolute(self, text: str) -> str:
+        """Spark takes relative paths from where its JVM was started, by another test."""
+        return re.sub(r'"(lake/|checkpoints/|multibroker-data")', rf'"{self.directory}/\1', text)
+
     def test_the_examples_run(self) -> None:
         before = os.getcwd()
         os.chdir(self.directory)
@@ -56,7 +60,7 @@ class Guide(SparkTest):
         with mock.patch.dict(os.environ), contextlib.redirect_stdout(printed):
             for kind, text in BLOCK.findall(GUIDE.read_text()):
                 if kind == "python":
-                    exec(compile(text, str(GUIDE), "exec"), names)
+                    exec(compile(self.absolute(text), str(GUIDE), "exec"), names)
                     continue
                 for command in text.replace("\\\n", " ").strip().splitlines():
                     words = shlex.split(command)
