@@ -269,16 +269,16 @@ class _Export:
     ) -> None:
         """Every file of the run is there, as large as it should be, and no other."""
         files = record["files"]
-        if not target.staged:
-            if replay:
-                self._sweep(plan.run, {file["name"] for file in files})
-            sizes = self._store.sizes([file["name"] for file in files])
-            for file, size in zip(files, sizes):
-                if size != file["bytes"]:
-                    raise MultibrokerError(
-                        f"{file['name']} was written with {file['bytes']} bytes, here it has"
-                        f" {size}: --out must be the same place for driver and executors"
-                    )
+        if replay and not target.staged:
+            self._sweep(plan.run, {file["name"] for file in files})
+        places = {name: source for source, name in record.get("moves", ())}
+        sizes = self._store.sizes([places.get(file["name"], file["name"]) for file in files])
+        for file, size in zip(files, sizes):
+            if size != file["bytes"]:
+                raise MultibrokerError(
+                    f"{file['name']} was written with {file['bytes']} bytes, here it has"
+                    f" {size}: --out must be the same place for driver and executors"
+                )
         if all(file["rows"] is not None for file in files):
             rows = sum(file["rows"] for file in files)
             if rows != record["rows"]:
