@@ -17,7 +17,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from multibroker.web.tokens import FILE_NAME, admin_token
-from tests.integration.process import BrokerProcess
+from tests.integration.process import ROOT, BrokerProcess
 
 try:
     from selenium import webdriver
@@ -62,7 +62,10 @@ class ConsoleTests(SynchronousTestCase):
     def setUp(self) -> None:
         directory = Path(self.mktemp()).resolve()
         directory.mkdir(parents=True)
-        self.broker = BrokerProcess(directory, "--http=tcp:0:interface=127.0.0.1", "--figg=tcp:0")
+        wires = ("http", "figg", "tank", "blipmq", "reliable")
+        self.broker = BrokerProcess(
+            directory, *(f"--{wire}=tcp:0:interface=127.0.0.1" for wire in wires)
+        )
         self.broker.start()
         self.addCleanup(self.broker.kill)
         self.token = admin_token(self.broker.data_dir / FILE_NAME)
@@ -99,7 +102,9 @@ class ConsoleTests(SynchronousTestCase):
 
     def screenshot(self, name: str) -> None:
         if SCREENSHOTS:
-            self.page.save_screenshot(str(Path(SCREENSHOTS) / f"console-{name}.png"))
+            # trial works in a folder of its own
+            path = ROOT / SCREENSHOTS / f"console-{name}.png"
+            self.assertTrue(self.page.save_screenshot(str(path)), path)
 
     def log_in(self) -> None:
         self.page.find_element(By.ID, "access").click()
