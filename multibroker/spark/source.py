@@ -200,11 +200,10 @@ def read_slice(
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to this session, and this package to its executors."""
+    """Make the format known to this session, and this package to all its Python workers."""
+    # Shipped first: what is registered remembers the archives that there are then.
+    ship_to(spark)
     spark.dataSource.register(MultibrokerSource)
-    master = spark.sparkContext.master
-    if not master.startswith("local") or master.startswith("local-cluster"):
-        ship_to(spark)
 
 
 _active = SparkSession.getActiveSession()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -9,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from multibroker import bundle
 from tests.spark.data import Data
+from tests.spark.processes import ROOT, environment
 from tests.spark.shared import SparkTest, spark
 
 START_MS = 1_700_006_400_000
@@ -100,6 +103,29 @@ class Batch(Source):
             self.seqs()
         self.assertIn(path, str(caught.exception))
         self.assertEqual(self.seqs(onError="skip"), [3, 4, 5, 6])
+
+
+class Registration(SparkTest):
+    def test_one_import_is_enough_where_nothing_is_installed(self) -> None:
+        """On local-cluster, whose workers can import nothing of ours but what is sent."""
+        self.data().append(b"t", numbered(1, 5))
+        code = (
+            "import sys\n"
+            "from pyspark.sql import SparkSession\n"
+            "builder = SparkSession.builder.master('local-cluster[2,1,1024]')\n"
+            "spark = builder.config('spark.ui.enabled', 'false').getOrCreate()\n"
+            "sys.path.insert(0, sys.argv[1])\n"
+            "import multibroker.spark.source\n"
+            "reader = spark.read.format('multibroker').option('topic', 't')\n"
+            "print('rows:', reader.option('path', sys.argv[2]).load().count())\n"
+            "spark.stop()\n"
+        )
+        command = [sys.executable, "-c", code, str(ROOT), self.directory + "/data"]
+        done = subprocess.run(
+            command, cwd=self.directory, env=environment(self.directory), capture_output=True,
+            text=True,
+        )  # fmt: skip
+        self.assertIn("rows: 5", done.stdout, done.stderr)
 
 
 class Streaming(Source):
