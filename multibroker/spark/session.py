@@ -70,9 +70,10 @@ def _builder(name: str, master: str | None) -> Any:
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     if master or not given.contains("spark.master"):
         builder = builder.master(master or "local[*]")
-        if not given.contains("spark.pyspark.python"):
-            # Workers on this machine run in our own environment, activated or not.
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    where = master or given.get("spark.master", "local[*]") or ""
+    if where.startswith("local") and not given.contains("spark.pyspark.python"):
+        # Workers on this machine run in our own environment, activated or not.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for key, value in DEFAULTS.items():
         if not given.contains(key):
             builder = builder.config(key, value)

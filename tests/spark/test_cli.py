@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -141,3 +142,24 @@ class Terminal(TestCase):
         text = render(["name", "count"], [["a", "1"], ["bb", "1,000"]])
         expected = ["name  count", "----  -----", "a         1", "bb    1,000"]
         self.assertEqual(text.splitlines(), expected)
+
+
+class Environment(TestCase):
+    def test_an_environment_that_is_not_activated_is_used_all_the_same(self) -> None:
+        """`.venv/bin/multibroker export` with another python3, or none, on the path."""
+        with tempfile.TemporaryDirectory() as directory:
+            with Data(directory + "/data") as data:
+                data.append(b"t", [bundle.encode([b"x"], 1)])
+            java = os.path.dirname(shutil.which("java") or "/usr/bin/java")
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{java}:/usr/bin:/bin"}
+            environment.pop("PYSPARK_PYTHON", None)
+            command = "from multibroker.cli.main import console; console()"
+            options = ["--data-dir", "data", "--topic", "t", "--out", "out"]
+            done = subprocess.run(
+                [sys.executable, "-c", command, "export", *options],
+                env=environment,
+                cwd=directory,
+                capture_output=True,
+                text=True,
+            )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
