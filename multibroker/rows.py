@@ -10,19 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-try:
-    import numpy
-except ImportError:  # the extra "fast" is not installed
-    np: Any = None
-else:
-    np = numpy
-
 ROWS_MIN = 48
 """Below that, lists are as fast."""
 
 
+class _NotYet:
+    """Stands for numpy until it is needed: it is a seventh of an idle broker's memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_load(), name)
+
+
+np: Any = _NotYet()
+
+
+def _load() -> Any:
+    """numpy, or None where the extra "fast" is not installed."""
+    global np
+    if isinstance(np, _NotYet):
+        try:
+            import numpy
+        except ImportError:
+            np = None
+        else:
+            np = numpy
+    return np
+
+
 def worthwhile(count: int) -> bool:
-    return np is not None and count >= ROWS_MIN
+    return count >= ROWS_MIN and _load() is not None
 
 
 class Rows(Sequence[bytes]):
