@@ -91,6 +91,9 @@ class Crash(TestCase):
 class DriverKills(Crash):
     def test_each_message_is_there_once_however_often_the_driver_is_killed(self) -> None:
         self.publish()
+        code, output = self.exporter().finish()  # fills caches: the next one takes the usual time
+        self.assertEqual(code, 0, output)
+        self.publish()
         started = time.monotonic()
         code, output = self.exporter().finish()
         self.assertEqual(code, 0, output)
@@ -113,7 +116,7 @@ class DriverKills(Crash):
         after_plan = self.chance.random() < 0.8
         while exporter.process.poll() is None:
             if after_plan and self.plans() > plans:
-                time.sleep(usual_secs * self.chance.uniform(0, 0.9))
+                time.sleep(usual_secs * self.chance.uniform(0, 0.5))
                 break
             if not after_plan and time.monotonic() > deadline:
                 break
