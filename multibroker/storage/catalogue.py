@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from multibroker.errors import StorageError
-from multibroker.storage.commit import SYNC_THREADS
 from multibroker.storage.directory import DataDirectory, StoredTopic, read_topic, topic_paths
 from multibroker.storage.disk import FileCache
 from multibroker.storage.journal import Journal
@@ -15,6 +14,7 @@ from multibroker.storage.log import IndexCache, PartitionLog
 from multibroker.storage.partition import Partition, Topic
 from multibroker.storage.recovery import RecoveryReport, recover_partition
 from multibroker.storage.segment import Segment
+from multibroker.storage.syncs import SYNC_THREADS
 
 
 class Catalogue:

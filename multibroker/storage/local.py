@@ -1,11 +1,12 @@
 """The embedded storage: a data directory behind IStorage.
 
-Everything that may wait for the disk (recovery, syncs, cold reads, removing files) is done in
-threads; writes to the page cache and reads from it are done at once, in the reactor.
+Everything that may wait for the disk (recovery, cold reads, removing files) is done in threads,
+syncs by the kernel where it can (syncs.py); writes to the page cache and reads from it are done at once, in the reactor.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Thread
@@ -35,10 +36,12 @@ from multibroker.storage.directory import DataDirectory
 from multibroker.storage.disk import Disk, FileCache
 from multibroker.storage.fsync import Fsync, FsyncPolicy
 from multibroker.storage.journal import Journal
+from multibroker.storage.kernelsync import KernelSync
 from multibroker.storage.limits import StorageLimits
 from multibroker.storage.log import IndexCache
 from multibroker.storage.partition import Partition, Topic
 from multibroker.storage.reads import Reads
+from multibroker.storage.syncs import Syncs
 from multibroker.storage.upkeep import Upkeep
 from multibroker.storage.writer import Writer
 from multibroker.topicconfig import TopicConfig
@@ -75,6 +78,7 @@ class LocalStorage:
         self._policy = policy
         self._limits = limits
         self._disk = disk or Disk()
+        self._own_disk = disk is None
         self._files = FileCache(self._disk, limits.open_files_max)
         self._directory = DataDirectory(path, self._disk, policy.kind is not Fsync.NEVER)
         self._journal = Journal(path, self._disk)
@@ -131,15 +135,21 @@ class LocalStorage:
         self._writer = Writer(
             self._policy, self._now_ms, self.stats, self._journal, listener, self._upkeep.wrote
         )
+        self._syncs = Syncs(self._disk, self._in_commit_thread, self._kernel_sync())
         self._commit = self._writer.commit = self._upkeep.commit = GroupCommit(
-            self._disk, self.stats, self._in_commit_thread, partial(self._reactor.callLater, 0),
-            self._writer.finished,
+            self._syncs, self.stats, partial(self._reactor.callLater, 0), self._writer.finished
         )
         self._open = True
         for note in self.recovery.notes:
             self.log.warn("recovery: {note}", note=note)
         self.log.info("recovery: {report}", report=str(self.recovery))
         return [self._describe(topic) for topic in self._topics.values()]
+
+    def _kernel_sync(self) -> KernelSync | None:
+        # A disk from elsewhere wants to see each sync.
+        if self._policy.kind is Fsync.NEVER or not self._own_disk:
+            return None
+        return KernelSync.start(self._reactor, self._disk.open(self._path, os.O_RDONLY))
 
     def close(self) -> Deferred[None]:
         if self._closing is None:
@@ -171,7 +181,7 @@ class LocalStorage:
         finally:
             self._files.clear()
             self._directory.close()
-            self._commit.stop()
+            self._syncs.stop()
             self._stop_threads()
 
     # Topics

@@ -20,6 +20,7 @@ from multibroker.errors import (
     UnknownTopic,
 )
 from multibroker.storage import directory as directories
+from multibroker.storage.commit import BULK_BYTES, ROUND_BYTES
 from multibroker.storage.disk import Disk, File
 from multibroker.storage.fsync import FsyncPolicy
 from multibroker.storage.limits import StorageLimits
@@ -219,6 +220,31 @@ class CommitTests(Case):
         self.assertEqual(sorted(disk.synced), [f"{1:020d}.index", f"{1:020d}.log"])
         self.assertEqual(len(self.listener.chunks), 2)
         self.assertEqual(len(self.listener.chunks[1].records), 50)
+
+    async def test_a_round_waits_for_more_while_much_comes_in(self) -> None:
+        disk = CountingDisk()
+        storage = await self.opened(disk=disk)
+        await storage.create_topic(b"t", 1, TopicConfig())
+        await storage.append(b"t", 0, [batch(b"first")])
+        disk.synced.clear()
+        waiting: list[Any] = []
+
+        def next_turn(left: int) -> None:
+            waiting.append(storage.append(b"t", 0, [batch(bytes(BULK_BYTES))]))
+            if left:
+                reactor.callLater(0, next_turn, left - 1)
+
+        turns = ROUND_BYTES // BULK_BYTES
+        next_turn(turns - 1)
+        await self.until(lambda: len(waiting) == turns)
+        await gatherResults(waiting)
+        self.assertEqual(sorted(disk.synced), [f"{1:020d}.index", f"{1:020d}.log"])
+
+    async def test_a_round_does_not_wait_when_little_comes_in(self) -> None:
+        storage = await self.opened()
+        await storage.create_topic(b"t", 1, TopicConfig())
+        await storage.append(b"t", 0, [batch(bytes(BULK_BYTES))])  # would wait for ever
+        await storage.append(b"t", 0, [batch(b"x")])
 
     async def test_nothing_is_visible_before_it_is_synced(self) -> None:
         storage = await self.opened()
