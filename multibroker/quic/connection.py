@@ -69,6 +69,7 @@ class Connection:
         self._written: dict[int, QuicStreamTransport] = {}
         self._watched: dict[int, QuicStreamTransport] = {}
         self._received_count = 0
+        self._bulk = False
         self._turn_due: IDelayedCall | None = None
         self._in_turn = False
         self._forgotten = False
@@ -261,9 +262,11 @@ class Connection:
 
     def _transmit(self) -> None:
         now = self._clock.seconds()
-        if self._received_count >= _BULK_DATAGRAMS:
-            self.core.acknowledge_now(now)
-        self._received_count = 0
+        if self._received_count:
+            self._bulk = self._received_count >= _BULK_DATAGRAMS
+            if self._bulk:
+                self.core.acknowledge_now(now)
+            self._received_count = 0
         self._write_streams(list(self._written.values()))
         self._written.clear()
         self._write_streams([s for s in self._watched.values() if s.stream_id in self.streams])
@@ -293,6 +296,12 @@ class Connection:
 
     def _turn_now(self) -> None:
         self._turn_due = None
+        if self._bulk:
+            # More datagrams are surely waiting: what was written shall go out with their
+            # acknowledgement.
+            self._bulk = False
+            self._wake()
+            return
         self.turn()
 
     def _timer_fired(self) -> None:

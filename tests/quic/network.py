@@ -75,6 +75,14 @@ class Network(Clock):
         if port is not None:
             port.protocol.datagramReceived(data, source)
 
+    def turn(self) -> None:
+        """One turn of a real reactor: what is scheduled in it for now is for the next one."""
+        for call in [c for c in self.calls if c.getTime() <= self.seconds()]:
+            if call.active():
+                self.calls.remove(call)
+                call.called = 1
+                call.func(*call.args, **call.kw)
+
     def run_until(self, condition: Callable[[], Any], limit_s: float = 120.0) -> None:
         """Advance from event to event until the condition holds."""
         end = self.seconds() + limit_s

@@ -99,6 +99,43 @@ class StreamTests(TestCase):
         self.assertEqual(pair.factory.built[0].data, b"x" * 4000)
         self.assertEqual(pair.factory.built[0].reads, 1)
 
+    def test_an_answer_to_bulk_leaves_with_the_next_acknowledgement(self) -> None:
+        pair = Pair()
+        client = self.open(pair)
+        pair.network.run(1)
+        held: list[bytes] = []
+        pair.network.watch = lambda data, source, target: held.append(data)
+        client.transport.write(b"x" * 8000)
+        pair.network.run(0.02)
+        self.assertGreater(len(held), 5)
+        answers: list[bytes] = []
+        pair.network.watch = lambda data, source, target: (
+            answers.append(data) if source == SERVER else None
+        )
+        half = len(held) // 2
+        for data in held[:half]:
+            pair.network._arrive(data, ("10.0.0.9", 50_000), SERVER)
+        pair.network.turn()
+        answers.clear()
+        pair.factory.built[0].transport.write(b"answer")
+        pair.network.turn()
+        self.assertEqual(answers, [])
+        for data in held[half:]:
+            pair.network._arrive(data, ("10.0.0.9", 50_000), SERVER)
+        pair.network.ports[SERVER].protocol.batch_ended()  # as a real port does
+        self.assertEqual(len(answers), 1)
+
+    def test_an_answer_does_not_wait_for_bulk_that_has_ended(self) -> None:
+        pair = Pair()
+        client = self.open(pair)
+        client.transport.write(b"x" * 8000)
+        pair.network.run(1)
+        before = pair.network.sent
+        pair.factory.built[0].transport.write(b"answer")
+        for _ in range(2):  # one turn of the reactor later, at the latest
+            pair.network.turn()
+        self.assertEqual(pair.network.sent, before + 1)
+
     def test_lose_connection_is_clean_on_both_sides_and_delivers_everything(self) -> None:
         pair = Pair()
         client = self.open(pair)
