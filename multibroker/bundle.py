@@ -20,14 +20,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import cramjam
 
 from multibroker import headers as header_blocks
 from multibroker.errors import BadBundle, WireError
 from multibroker.protocols.fields import read_varint, varint
-from multibroker.records import SEQ_MAX, Bundle, Headers, Records
+from multibroker.records import SEQ_MAX, Bundle, Headers, Payload, Records
 from multibroker.rows import Rows, worthwhile
 
 PLAIN, SNAPPY = 0, 1
@@ -327,7 +327,7 @@ def _check_order(seqs: list[int], header: BundleHeader) -> None:
 
 
 def encode(
-    payloads: Sequence[bytes],
+    payloads: Sequence[Payload],
     timestamp_ms: int,
     *,
     keys: Sequence[bytes | None] | None = None,
@@ -337,7 +337,7 @@ def encode(
     seqs: Sequence[int] | None = None,
     compress: bool = False,
 ) -> Bundle:
-    """A bundle of one or more messages.
+    """A bundle of one or more messages. Payloads that are views are not kept.
 
     `timestamps_ms` gives each message its own time, `keys` its own key (at most 255 bytes).
     With `seqs` (rising) the bundle is sparse and keeps those sequence numbers for good.
@@ -345,22 +345,24 @@ def encode(
     """
     count = len(payloads)
     if keys is None and seqs is None and timestamps_ms is None:
-        message_set = _encode_plain(payloads, timestamp_ms)
+        parts = _plain_parts(payloads, timestamp_ms)
     else:
         stamps = timestamps_ms or [timestamp_ms] * count
-        message_set = _encode_messages(payloads, stamps, keys, seqs)
+        parts = [_encode_messages(payloads, stamps, keys, seqs)]
         timestamp_ms = max(stamps)
         timestamps_ms = stamps
     flags = SPARSE if seqs is not None else 0
     if compress:
         flags |= SNAPPY
-        message_set = bytes(cramjam.snappy.compress_raw(message_set))
+        parts = [bytes(cramjam.snappy.compress_raw(b"".join(parts)))]
     head = _encode_header(flags, count, seqs)
-    framed = b"".join((varint(len(head) + len(message_set)), head, message_set))
+    parts[:0] = (varint(len(head) + sum(map(len, parts))), head)
+    framed = b"".join(parts)
     block = header_blocks.encode(shared_headers, headers)
     columns = None
-    if not block:
-        columns = Records(seqs or (), timestamps_ms or [timestamp_ms] * count, payloads, keys)
+    if not block and not isinstance(payloads[0], memoryview):
+        kept = cast("Sequence[bytes]", payloads)
+        columns = Records(seqs or (), timestamps_ms or [timestamp_ms] * count, kept, keys)
     first, last = (seqs[0], seqs[-1]) if seqs is not None else (0, 0)
     return Bundle(framed, count, timestamp_ms, first, last, block, columns)
 
@@ -377,23 +379,26 @@ def _encode_header(flags: int, count: int, seqs: Sequence[int] | None) -> bytes:
     return head
 
 
-def _encode_plain(payloads: Sequence[bytes], timestamp_ms: int) -> bytes:
+def _plain_parts(
+    payloads: Sequence[Payload], timestamp_ms: int
+) -> list[Payload]:
+    """The message set in pieces: it is copied once, when all of the bundle is put together."""
     first = payloads[0]
     if isinstance(payloads, Rows):
         head = _SAME + varint(payloads.size)
         first_head = b"\0" + _U64.pack(timestamp_ms) + varint(payloads.size)
-        return first_head + payloads.prefixed(head)[len(head) :]
+        return [first_head, memoryview(payloads.prefixed(head))[len(head) :]]
     sizes = map(len, payloads)
     try:
         heads = list(map(_SMALL_HEADS.__getitem__, sizes))
     except IndexError:
         heads = [_SAME + varint(len(payload)) for payload in payloads]
     heads[0] = b"\0" + _U64.pack(timestamp_ms) + varint(len(first))
-    return b"".join(chain.from_iterable(zip(heads, payloads)))
+    return list(chain.from_iterable(zip(heads, payloads)))
 
 
 def _encode_messages(
-    payloads: Sequence[bytes],
+    payloads: Sequence[Payload],
     timestamps_ms: Sequence[int],
     keys: Sequence[bytes | None] | None,
     seqs: Sequence[int] | None,

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Headers = tuple[tuple[bytes, bytes], ...]
 """A message's headers: (name, value) pairs in the order they were given."""
 
+Payload = bytes | memoryview
+"""A message on its way into a bundle: a view spares a copy of a large one."""
+
 SEQ_MAX = 2**64 - 1
 
 

@@ -101,13 +101,13 @@ def encode_writes(writes: Writes, dialect: Dialect) -> bytes:
         if writes.headers is not None and any(writes.headers):
             raise ValueError("the bare dialect has no headers")
         return b"".join(
-            b"\x03%b%b%b%b" % (correlation, topic, U32.pack(len(payload)), payload)
+            b"\x03%b%b%b%b" % (correlation, topic, U32.pack(len(payload)), bytes(payload))
             for correlation, payload in zip(writes.correlations, writes.payloads)
         )
     headers = writes.headers or ((),) * len(writes.payloads)
     return b"".join(
         b"\x03%b%b%b%b%b"
-        % (correlation, topic, encode_headers(pairs), U32.pack(len(payload)), payload)
+        % (correlation, topic, encode_headers(pairs), U32.pack(len(payload)), bytes(payload))
         for correlation, payload, pairs in zip(writes.correlations, writes.payloads, headers)
     )
 

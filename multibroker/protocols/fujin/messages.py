@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from multibroker.records import Headers
+from multibroker.records import Headers, Payload
 
 Correlation = bytes
 """The four bytes of a correlation id."""
@@ -80,11 +80,14 @@ class ConnectReader:
 
 @dataclass(slots=True)
 class Writes:
-    """Consecutive WRITEs of one topic, in columns. `headers` is None when none has any."""
+    """Consecutive WRITEs of one topic, in columns. `headers` is None when none has any.
+
+    Payloads may be views of what was read, all of them or none.
+    """
 
     topic: bytes
     correlations: list[Correlation]
-    payloads: list[bytes]
+    payloads: list[Payload]
     headers: list[Headers] | None = None
 
 

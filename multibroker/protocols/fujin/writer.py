@@ -151,7 +151,9 @@ class WriterSession:
 
     def _write_in_transaction(self, transaction: Transaction, writes: Writes) -> None:
         try:
-            transaction.write_batch(writes.topic, writes.payloads, writes.headers)
+            # Copies: a transaction stays open for longer than a read should be kept for it.
+            payloads = [bytes(payload) for payload in writes.payloads]
+            transaction.write_batch(writes.topic, payloads, writes.headers)
         except MultibrokerError as error:
             self._count_refusal(error)
             self._refuse_writes(writes, writer_text(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from multibroker.protocols.fujin.codec import U16, U32
 from multibroker.protocols.fujin.errors import BadCommand
 from multibroker.protocols.fujin.messages import Dialect, Reply, Writes
@@ -13,6 +15,8 @@ _TOPIC_START = 5
 _NO_HEADERS = b"\x00\x00"
 # One `Writes` at most holds so many messages, so that a large read is stored in pieces.
 _RUN_MAX = 10_000
+# Messages from this size on are not copied here, but once, into their bundle.
+_VIEW_BYTES = 4096
 
 
 class WriteReader:
@@ -54,6 +58,9 @@ class WriteReader:
         correlations, payloads = writes.correlations, writes.payloads
         u32, size, skip = U32.unpack_from, len(data), _TOPIC_START + len(head)
         longest = self._limits.message_bytes_max
+        source: Any = data
+        if u32_at(data, position, skip) >= _VIEW_BYTES:
+            source = memoryview(data)
         while len(payloads) < _RUN_MAX:
             start = position + skip + 4
             if start > size:
@@ -65,7 +72,7 @@ class WriteReader:
             if end > size:
                 return self._run_ends(writes, position, skip + 4 + length)
             correlations.append(data[position + 1 : position + 5])
-            payloads.append(data[start:end])
+            payloads.append(source[start:end])
             position = end
             if end >= size or data[end] != 3 or not data.startswith(head, end + _TOPIC_START):
                 break

@@ -44,6 +44,16 @@ class WriteTests(TestCase):
         data = b"".join(write(b"t", b"m", one) for one in ids)
         self.assertEqual(peer.send(data), b"".join(b"\2" + one + b"\0" for one in ids))
 
+    def test_large_and_small_messages_of_one_read_are_stored_as_they_are(self) -> None:
+        for sizes in ((40_000, 5, 4096, 1), (5, 40_000), (4095, 4096)):
+            site = Site()
+            large = [bytes((n + 1,)) * size for n, size in enumerate(sizes)]
+            answers = site.writer().send(b"".join(write(b"t", one) for one in large))
+            self.assertEqual(answers, OK * len(sizes))
+            stored = site.stored(b"t")
+            self.assertEqual(stored, large)
+            self.assertEqual({type(one) for one in stored}, {bytes})
+
     def test_headers_are_stored(self) -> None:
         site = Site()
         peer = site.connect(b"\x01\0\0\0\x07")
