@@ -1,7 +1,8 @@
 """The embedded storage: a data directory behind IStorage.
 
 Everything that may wait for the disk (recovery, cold reads, removing files) is done in threads,
-syncs by the kernel where it can (syncs.py); writes to the page cache and reads from it are done at once, in the reactor.
+syncs by the kernel where it can (syncs.py); writes to the page cache and reads from it are done
+at once, in the reactor.
 """
 
 from __future__ import annotations
