@@ -42,7 +42,9 @@ from multibroker.protocols.wire import WireFactory, WireProtocol
 if TYPE_CHECKING:
     from multibroker.broker.broker import Broker
 
-UNAUTHENTICATED_BYTES_MAX = 64 * 1024
+UNAUTHENTICATED_BYTES_MAX = 65_550
+"""The longest AUTH: 13 bytes of frame, 2 of length, 65,535 of key."""
+
 _TOO_MANY_ATTEMPTS = "too many failed attempts, try again later"
 
 

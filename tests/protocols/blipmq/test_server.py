@@ -480,12 +480,17 @@ class LimitTests(SynchronousTestCase):
         self.assertFalse(idle.connected)
         self.assertTrue(pinging.connected)
 
-    def test_no_more_than_64_kib_are_kept_before_authentication(self) -> None:
+    def test_the_longest_key_is_looked_at(self) -> None:
+        peer = Server().connect()
+        answers = peer.say(Hello(1), Auth(2, b"k" * 65_535))
+        self.assertEqual(answers[1], Nack(2, 401, "invalid API key"))
+
+    def test_no_more_than_one_auth_frame_is_kept_before_authentication(self) -> None:
         peer = Server().connect()
         data = encode_publishes(b"t", 1, [5], [bytes(10 * 2**20)])
         for start in range(0, len(data), 50_000):
             peer.send_bytes(data[start : start + 50_000])
-            self.assertLessEqual(peer.protocol._decoder.kept_bytes, 64 * 1024)
+            self.assertLessEqual(peer.protocol._decoder.kept_bytes, 65_550)
         self.assertEqual(peer.heard(), [Nack(5, 401, "unauthenticated")])
 
     def test_a_large_publish_right_behind_the_handshake_is_taken(self) -> None:
