@@ -105,6 +105,11 @@ class Chunk:
         return len(self.data)
 
     @property
+    def count(self) -> int:
+        """How many messages there are, or could be: holes count unless they are known."""
+        return self.next_seq - self.first_seq
+
+    @property
     def records(self) -> Records:
         """All messages of the chunk, decoded once."""
         if self.decoded is None:

@@ -247,7 +247,7 @@ class Broker:
         if topic is None:
             return
         stats = topic.stats
-        stats.messages_in += chunk.next_seq - chunk.first_seq
+        stats.messages_in += chunk.count
         stats.bytes_in += chunk.size_bytes
         topic.partitions[chunk.partition].appended(chunk)
 
@@ -261,6 +261,6 @@ class Broker:
 
 
 def _count_out(chunk: Chunk, topic: Topic) -> Chunk:
-    topic.stats.messages_out += chunk.next_seq - chunk.first_seq
+    topic.stats.messages_out += chunk.count
     topic.stats.bytes_out += chunk.size_bytes
     return chunk

@@ -62,6 +62,10 @@ class AppendedChunk(Chunk):
         return self._size_bytes
 
     @property
+    def count(self) -> int:
+        return sum([bundle.count for bundle in self.bundles])
+
+    @property
     def data(self) -> bytes:
         if self._joined is None:
             self._joined = b"".join([bundle.framed for bundle in self.bundles])

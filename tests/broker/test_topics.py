@@ -6,6 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from multibroker import config
 from multibroker.broker.broker import Broker
 from multibroker.broker.settings import SETTINGS, Limits
+from multibroker.bundle import encode
 from multibroker.errors import (
     BadTopicName,
     ConfigError,
@@ -180,6 +181,11 @@ class PublishTests(SynchronousTestCase):
         self.assertEqual((stats.messages_in, stats.messages_out), (2, 2))
         self.assertEqual(stats.bytes_in, stats.bytes_out)
         self.assertGreater(stats.bytes_in, 2)
+
+    def test_holes_are_not_counted_as_published(self) -> None:
+        broker, _, _ = make_broker()
+        broker.publish(b"t", [encode([b"a", b"b"], 0, seqs=[5, 1000])])
+        self.assertEqual(broker.stats.topics[b"t"].messages_in, 2)
 
     def test_a_failing_disk_fails_the_publish_and_counts_nothing(self) -> None:
         broker, storage, _ = make_broker()

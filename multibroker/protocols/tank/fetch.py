@@ -135,7 +135,7 @@ class Fetches:
             return
         if spot is not None and chunk is not None and spot.captured == chunk.size_bytes:
             spot.answer = spot.filled(chunk)
-            spot.topic.stats.messages_out += chunk.next_seq - chunk.first_seq
+            spot.topic.stats.messages_out += chunk.count
             spot.topic.stats.bytes_out += chunk.size_bytes
         self._enqueue(lambda: self._finish(wait.plan))
 

@@ -87,7 +87,7 @@ class Spot:
     def filled(self, chunk: Chunk) -> FetchedPartition:
         if not chunk:
             return self.empty(self.first_available())
-        self.messages = chunk.next_seq - chunk.first_seq
+        self.messages = chunk.count
         flag = ConsumeFlag.SPARSE if first_is_sparse(chunk.data) else ConsumeFlag.OK
         # The client stops at the first message beyond the high water mark (facts, 0.3).
         high_water = max(self.high_water(), chunk.next_seq - 1)
