@@ -7,6 +7,7 @@ import struct
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
+from multibroker import bundle
 from multibroker.errors import StorageError
 from multibroker.keys import ApiKey, TopicRules, make_key
 from multibroker.protocols.blipmq.codec import encode, encode_publishes, payload_bytes_max
@@ -211,6 +212,19 @@ class SubscriptionTests(SynchronousTestCase):
         self.assertEqual(self.peer.poll(subscription_id), [(1, 1, b"a")])
         self.assertEqual(self.peer.poll(subscription_id), [(1, 2, b"b")])
         self.assertEqual(self.peer.poll(subscription_id), [])
+
+    def test_tags_keep_the_holes_of_sparse_bundles(self) -> None:
+        subscription_id = self.peer.subscribe(b"t")
+        sparse = bundle.encode([b"a", b"b", b"c"], 0, seqs=[5, 6, 1000])
+        self.server.broker.publish(b"t", [sparse])
+        rows = [(1, 5, b"a"), (1, 6, b"b"), (1, 1000, b"c")]
+        self.assertEqual(self.peer.poll(subscription_id, 9), rows)
+        self.assertEqual(self.peer.say(Acks(subscription_id, [6])), [])
+        refused = [Nack(7, 404, UNKNOWN)]
+        self.assertEqual(self.peer.say(Acks(subscription_id, [7])), refused)
+        self.peer.disconnect()
+        left = self.server.client().poll(subscription_id, 9)
+        self.assertEqual(left, [rows[0], rows[2]])
 
     def test_acknowledging_twice_or_another_subscriptions_tag_is_404(self) -> None:
         first, second = self.peer.subscribe(b"t"), self.peer.subscribe(b"t")

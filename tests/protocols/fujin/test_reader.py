@@ -56,6 +56,19 @@ class SubscriberTests(Readers):
         site.publish(b"t", b"hello")
         self.assertEqual(peer.received(), b"\x06" + text(number(1)) + text(b"hello"))
 
+    def test_ids_keep_the_holes_of_sparse_bundles(self) -> None:
+        site = Site()
+        peer = self.join(site, SUBSCRIBER, 0, b"t@g")
+        site.broker.publish(b"t", [bundle.encode([b"a", b"b"], 1, seqs=[5, 1000])])
+        self.assertEqual(
+            peer.received(),
+            b"\x06" + text(number(5)) + text(b"a") + b"\x06" + text(number(1000)) + text(b"b"),
+        )
+        peer.send(settle(8, 5))
+        peer.leave()
+        again = site.connect(reader(SUBSCRIBER, 0, b"t@g"), with_ids=True)
+        self.assertEqual(messages(again), [b"b"])
+
     def test_an_unknown_topic_is_created(self) -> None:
         site = Site()
         self.join(site, SUBSCRIBER, 1, b"t")
