@@ -111,13 +111,18 @@ class WireProtocol(Protocol):
         raise NotImplementedError
 
     def dataReceived(self, data: bytes) -> None:
+        self.received(data)
+
+    def received(self, *pieces: bytes) -> None:
+        """Pieces are for those whose `bytes_received` takes them."""
         if self._closing:
             return
-        self.stats.bytes_in += len(data)
-        self.bytes_in += len(data)
+        size = sum(map(len, pieces))
+        self.stats.bytes_in += size
+        self.bytes_in += size
         self._last_received = self.factory.clock.seconds()
         try:
-            self.bytes_received(data)
+            self.bytes_received(*pieces)
         except WireError as error:
             self.fail(error)
 

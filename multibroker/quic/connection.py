@@ -213,22 +213,22 @@ class Connection:
     # Events
 
     def _dispatch(self) -> None:
-        chunks: dict[int, list[bytes]] = {}
+        waiting: dict[int, list[bytes]] = {}
         while (event := self.core.next_event()) is not None:
             if isinstance(event, events.StreamDataReceived):
-                waiting = chunks.setdefault(event.stream_id, [])
-                waiting.append(event.data)
+                pieces = waiting.setdefault(event.stream_id, [])
+                if event.data:
+                    pieces.append(event.data)
                 if event.end_stream:
-                    del chunks[event.stream_id]
-                    self._streams.received(event.stream_id, b"".join(waiting), True)
+                    del waiting[event.stream_id]
+                    self._streams.received(event.stream_id, pieces, True)
                 continue
             if isinstance(event, (events.StreamReset, events.StopSendingReceived)):
-                before = b"".join(chunks.pop(event.stream_id, ()))
+                before = waiting.pop(event.stream_id, [])
                 self._streams.received(event.stream_id, before, False)
             self._on_event(event)
-        for stream_id, waiting in chunks.items():
-            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
-            self._streams.received(stream_id, data, False)
+        for stream_id, pieces in waiting.items():
+            self._streams.received(stream_id, pieces, False)
 
     def _on_event(self, event: events.QuicEvent) -> None:
         match event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,17 @@ class IQuicFactory(Interface):
 
     def quic_connection_lost(connection: Connection, reason: Failure) -> None:
         """The connection is over. All of its streams have been told before."""
+
+
+class IPiecesReceiver(Interface):
+    """A protocol that takes what has arrived in pieces.
+
+    A stream's data comes in packets, and `dataReceived` gets what came together as one. A
+    protocol that joins it with an unfinished frame anyway can spare that copy.
+    """
+
+    def pieces_received(pieces: Sequence[bytes]) -> None:
+        """Called instead of `dataReceived`; none of the pieces is empty."""
 
 
 @implementer(IAddress)

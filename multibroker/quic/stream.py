@@ -30,7 +30,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from multibroker.quic.errors import QuicSendBufferFull, QuicStreamReset
-from multibroker.quic.interfaces import QuicAddress
+from multibroker.quic.interfaces import IPiecesReceiver, QuicAddress
 
 if TYPE_CHECKING:
     from multibroker.quic.connection import Connection
@@ -68,6 +68,8 @@ class QuicStreamTransport:
     def start(self, protocol: IProtocol) -> None:
         """Connect the protocol that runs on this stream."""
         self.protocol = protocol
+        receiver: Any = IPiecesReceiver(protocol, None)
+        self._pieces_received = receiver and receiver.pieces_received
         protocol.makeConnection(self)
 
     # ITransport
@@ -148,27 +150,25 @@ class QuicStreamTransport:
 
     # What the connection calls
 
-    def received(self, data: bytes, end: bool) -> None:
+    def received(self, pieces: list[bytes], end: bool) -> None:
         """Data from the peer, in order; `end` after its last byte."""
         if not self.connected or not self._read_open:
-            self.connection.taken(self.stream_id, len(data))
+            self.connection.taken(self.stream_id, sum(map(len, pieces)))
             return
         self._read_end_due = self._read_end_due or end
         if self.disconnecting:
-            self.connection.taken(self.stream_id, len(data))
+            self.connection.taken(self.stream_id, sum(map(len, pieces)))
         elif self._paused or self._inbox:
-            if data:
-                self._inbox.append(data)
-        elif data:
-            self._deliver(data)
+            self._inbox += pieces
+        elif pieces:
+            self._deliver(pieces)
         self._read_ended()
 
     def deliver_inbox(self) -> None:
         """Hand over what arrived while the protocol was paused."""
         while self._inbox and not self._paused and self.connected:
-            data = b"".join(self._inbox)
-            self._inbox.clear()
-            self._deliver(data)
+            pieces, self._inbox = self._inbox, []
+            self._deliver(pieces)
         self._read_ended()
 
     def collect(self) -> bytes:
@@ -275,10 +275,14 @@ class QuicStreamTransport:
             self._producer_paused = False
             self._guard(self.producer.resumeProducing)
 
-    def _deliver(self, data: bytes) -> None:
-        self.connection.taken(self.stream_id, len(data))
+    def _deliver(self, pieces: list[bytes]) -> None:
+        self.connection.taken(self.stream_id, sum(map(len, pieces)))
         assert self.protocol is not None
-        self._guard(self.protocol.dataReceived, data)
+        if self._pieces_received is not None:
+            self._guard(self._pieces_received, pieces)
+        else:
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._guard(self.protocol.dataReceived, data)
 
     def _read_ended(self) -> None:
         if not self._read_end_due or self._inbox or not self._read_open or not self.connected:

@@ -32,14 +32,14 @@ class Streams:
         self.open[stream_id] = stream
         return stream
 
-    def received(self, stream_id: int, data: bytes, end: bool) -> None:
+    def received(self, stream_id: int, pieces: list[bytes], end: bool) -> None:
         stream = self.open.get(stream_id)
-        if stream is None and self._core.close_event is None and (data or end):
+        if stream is None and self._core.close_event is None and (pieces or end):
             stream = self._accept(stream_id)
         if stream is None:
-            self._connection.taken(stream_id, len(data))
+            self._connection.taken(stream_id, sum(map(len, pieces)))
         else:
-            stream.received(data, end)
+            stream.received(pieces, end)
 
     def reset(self, stream_id: int, error_code: int) -> None:
         """The peer has given up its direction of a stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone
@@ -11,6 +12,7 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from multibroker.quic.errors import QuicSendBufferFull, QuicStreamReset
+from multibroker.quic.interfaces import IPiecesReceiver
 from multibroker.quic.settings import QuicLimits
 from tests.quic.network import SERVER, Echo, Pair, Recorder, RecordingFactory
 
@@ -24,6 +26,16 @@ class HalfCloseable(Recorder):
 
     def writeConnectionLost(self) -> None:
         self.write_ended = True
+
+
+@implementer(IPiecesReceiver)
+class InPieces(Recorder):
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self.pieces: list[bytes] = []
+
+    def pieces_received(self, pieces: Sequence[bytes]) -> None:
+        self.pieces += pieces
 
 
 @implementer(IPushProducer)
@@ -98,6 +110,33 @@ class StreamTests(TestCase):
         pair.network.advance(0)
         self.assertEqual(pair.factory.built[0].data, b"x" * 4000)
         self.assertEqual(pair.factory.built[0].reads, 1)
+
+    def test_a_protocol_may_take_what_arrived_in_pieces(self) -> None:
+        pair = Pair(InPieces)
+        client = self.open(pair)
+        sent = bytes(range(250)) * 40
+        client.transport.write(sent)
+        client.transport.loseConnection()
+        pair.network.run(1)
+        server = pair.factory.built[0]
+        self.assertEqual(b"".join(server.pieces), sent)
+        self.assertNotIn(b"", server.pieces)
+        self.assertEqual(server.data, b"")
+
+    def test_pieces_that_come_while_reading_is_paused_are_kept(self) -> None:
+        pair = Pair(InPieces)
+        client = self.open(pair)
+        client.transport.write(b"first ")
+        pair.network.run(0.1)
+        server = pair.factory.built[0]
+        server.transport.pauseProducing()
+        for word in (b"second ", b"third"):
+            client.transport.write(word)
+            pair.network.run(0.1)
+        self.assertEqual(server.pieces, [b"first "])
+        server.transport.resumeProducing()
+        pair.network.run(0.1)
+        self.assertEqual(server.pieces, [b"first ", b"second ", b"third"])
 
     def test_an_answer_to_bulk_leaves_with_the_next_acknowledgement(self) -> None:
         pair = Pair()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class FrameBuffer:
     """Holds an unfinished frame as the pieces that came, and joins them only when it is worth it.
@@ -19,17 +21,17 @@ class FrameBuffer:
     def __len__(self) -> int:
         return self._held
 
-    def take(self, data: bytes) -> bytes | None:
-        """All that is held with `data` behind it, or None if it is still too little."""
-        if not self._pieces:
-            return data
-        self._pieces.append(data)
-        self._held += len(data)
+    def take(self, pieces: Sequence[bytes]) -> bytes | None:
+        """All that is held with `pieces` behind it, or None if it is still too little."""
+        if not self._pieces and len(pieces) == 1:
+            return pieces[0]
+        self._pieces += pieces
+        self._held += sum(map(len, pieces))
         if self._held < self._needed:
             return None
         whole = b"".join(self._pieces)
         self._pieces.clear()
-        self._held = 0
+        self._held = self._needed = 0
         return whole
 
     def keep(self, rest: bytes, needed: int) -> None:

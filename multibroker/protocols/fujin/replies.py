@@ -35,7 +35,7 @@ class ReplyDecoder:
         self._buffer = FrameBuffer()
 
     def feed(self, data: bytes) -> Iterator[Answer]:
-        whole = self._buffer.take(data)
+        whole = self._buffer.take([data])
         if whole is None:
             return
         position = 0

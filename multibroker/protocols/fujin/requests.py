@@ -68,8 +68,8 @@ class RequestDecoder:
         """How much of an unfinished frame is held."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Command]:
-        whole = self._buffer.take(data)
+    def feed(self, *pieces: bytes) -> Iterator[Command]:
+        whole = self._buffer.take(pieces)
         if whole is None:
             return
         position = 0

@@ -6,7 +6,7 @@ or a reader from the first command on, does the work on the broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -36,7 +36,7 @@ from multibroker.protocols.fujin.requests import RequestDecoder
 from multibroker.protocols.fujin.routes import Routes
 from multibroker.protocols.fujin.writer import WriterSession
 from multibroker.protocols.wire import WireFactory, WireProtocol
-from multibroker.quic.interfaces import IQuicFactory
+from multibroker.quic.interfaces import IPiecesReceiver, IQuicFactory
 
 if TYPE_CHECKING:
     from multibroker.broker.broker import Broker
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FIN_DELAY_SECS = 0.05
 
 
-@implementer(IHalfCloseableProtocol)
+@implementer(IHalfCloseableProtocol, IPiecesReceiver)
 class FujinStream(WireProtocol):
     """One session."""
 
@@ -74,10 +74,13 @@ class FujinStream(WireProtocol):
     def is_open(self) -> bool:
         return self._open
 
-    def bytes_received(self, data: bytes) -> None:
+    def pieces_received(self, pieces: Sequence[bytes]) -> None:
+        self.received(*pieces)
+
+    def bytes_received(self, *pieces: bytes) -> None:
         if self._ending:
             return
-        for command in self._decoder.feed(data):
+        for command in self._decoder.feed(*pieces):
             if self._ending:
                 return
             self._dispatch(command)
