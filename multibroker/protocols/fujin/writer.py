@@ -116,7 +116,8 @@ class WriterSession:
         made = bundle.encode(writes.payloads, int(now * 1000), headers=writes.headers)
         size_bytes = len(made.framed) + _SLOT_BYTES
         slot = self._reserve(size_bytes)
-        stored = (slot, writes, size_bytes, now)
+        # Not the payloads: they would keep all of the read in memory until it is stored.
+        stored = (slot, writes.correlations, size_bytes, now)
         self._broker.publish(writes.topic, (made,)).addCallbacks(
             self._stored, self._refused, callbackArgs=stored, errbackArgs=stored
         )
@@ -130,24 +131,29 @@ class WriterSession:
         return slot
 
     def _stored(
-        self, first: int, slot: _Slot, writes: Writes, size_bytes: int, since: float
+        self, first: int, slot: _Slot, correlations: list[bytes], size_bytes: int, since: float
     ) -> None:
         stats = self._stream.stats
         stats.publish_us.add(int((self._clock.seconds() - since) * 1e6))
-        count = len(writes.payloads)
+        count = len(correlations)
         stats.messages_in += count
         self._written += count
-        self._fill(slot, encode_written(writes.correlations), size_bytes)
+        self._fill(slot, encode_written(correlations), size_bytes)
 
     def _refused(
-        self, failure: Failure, slot: _Slot, writes: Writes, size_bytes: int, since: float
+        self,
+        failure: Failure,
+        slot: _Slot,
+        correlations: list[bytes],
+        size_bytes: int,
+        since: float,
     ) -> None:
         self._count_refusal(failure.value)
-        replies = _refusals(writes, writer_text(failure.value))
+        replies = _refusals(correlations, writer_text(failure.value))
         self._fill(slot, replies, size_bytes)
 
     def _refuse_writes(self, writes: Writes, text: str) -> None:
-        self.answer(_refusals(writes, text))
+        self.answer(_refusals(writes.correlations, text))
 
     def _write_in_transaction(self, transaction: Transaction, writes: Writes) -> None:
         try:
@@ -232,5 +238,5 @@ class WriterSession:
         self._stream.stats.errors[type(error).__name__] += 1
 
 
-def _refusals(writes: Writes, text: str) -> bytes:
-    return b"".join(encode_answer(Written(one, text)) for one in writes.correlations)
+def _refusals(correlations: list[bytes], text: str) -> bytes:
+    return b"".join(encode_answer(Written(one, text)) for one in correlations)
