@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from bench.quic import write_certificate
 from bench.quicpeers import ALPN, run, server
@@ -21,7 +22,8 @@ from tests.integration.process import BrokerProcess
 
 TOPIC = b"bench"
 BYTES = 48_000_000
-ROUNDS = 5
+ROUNDS = 11
+"""The median of so many: on a shared machine the best of a few is the luck of one of the two."""
 REQUESTS = 1_000
 CORRELATION = bytes(4)
 SIZES = ((1024, 0.6), (32 * 1024, 0.8))
@@ -72,12 +74,12 @@ def _pipelined(
     for _ in range(ROUNDS):
         reference.append(_feed(bare, certificate, ALPN, sunk, 0))
         measured.append(_feed(fujin, certificate, "fujin", written, 6 * count + 1))
-    best, most = max(measured), max(reference)
+    usual, sunk_usually = median(measured), median(reference)
     return Row(
         f"fujin: pipelined WRITE of {size} bytes, fsync {policy}",
-        f"{best / 1e6:.0f} MB/s, {best * count / len(data) / 1e3:.0f}k msg/s",
-        f"{most / 1e6:.0f} MB/s into a QUIC sink",
-        best / most,
+        f"{usual / 1e6:.0f} MB/s, {usual * count / len(data) / 1e3:.0f}k msg/s",
+        f"{sunk_usually / 1e6:.0f} MB/s into a QUIC sink",
+        usual / sunk_usually,
         target,
     )
 
