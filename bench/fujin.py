@@ -21,8 +21,8 @@ from multibroker.protocols.fujin.messages import (
 from tests.integration.process import BrokerProcess
 
 TOPIC = b"bench"
-BYTES = 48_000_000
-ROUNDS = 11
+BYTES = 96_000_000
+ROUNDS = 9
 """The median of so many: on a shared machine the best of a few is the luck of one of the two."""
 REQUESTS = 1_000
 CORRELATION = bytes(4)
