@@ -12,6 +12,7 @@ from multibroker.interfaces import IWire
 from multibroker.protocols.fujin.routes import parse_reader
 from multibroker.protocols.fujin.server import FujinFactory
 from multibroker.protocols.wire import connection_settings
+from multibroker.quic.certificates import CERTIFICATE_NAME
 
 if TYPE_CHECKING:
     from multibroker.services import Services
@@ -62,7 +63,9 @@ class FujinWire:
     settings = SETTINGS
 
     def first_message(self, data_dir: Path) -> str:
-        return "multibroker fujin write demo 'hello from Fujin'"
+        certificate = data_dir / CERTIFICATE_NAME
+        trusted = f" --ca {certificate}" if certificate.exists() else ""
+        return f"multibroker fujin write demo 'hello from Fujin'{trusted}"
 
     def factory(self, services: Services) -> FujinFactory:
         return FujinFactory(services.broker, services.settings, services.reactor)
